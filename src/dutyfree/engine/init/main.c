@@ -1,5 +1,6 @@
 /* dutyfree-init: the one C program of the engine. Each owner starts it once, as "dutyfree-init
- * launcher FD[:WALLS]"; WALLS is a sum of enum wall.
+ * launcher FD[:WALLS]"; WALLS is a sum of enum wall. In a container of another runtime it is PID 1, as "dutyfree-init
+ * guest".
  *
  * Rooms: launcher/ creates sandboxes; setup/ turns a clone of the launcher into a sandbox; pid1/ is init, PID 1 of a
  * sandbox; egress/ makes network connections for sandboxes. protocol.h is what the owner and this program send to each
@@ -8,6 +9,7 @@
 #include "launcher/launcher.h"
 #include "launcher/title.h"
 #include "protocol.h"
+#include "setup/guest.h"
 #include "setup/seccomp.h"
 #include "sys.h"
 
@@ -75,8 +77,12 @@ int main(int argc, char **argv)
 		printf("protocol %d, seccomp filter of %u instructions\n", PROTOCOL_VERSION, seccomp_prepare());
 		return 0;
 	}
+	if (argc == 2 && strcmp(argv[1], "guest") == 0) {
+		reset_signals();
+		return guest_run();
+	}
 	if (argc < 3 || argc > 4 || strcmp(argv[1], "launcher") != 0) {
-		fputs("usage: dutyfree-init launcher FD[:WALLS] | version\n", stderr);
+		fputs("usage: dutyfree-init launcher FD[:WALLS] | guest | version\n", stderr);
 		return 64;
 	}
 	long socket = strtol(argv[2], &end, 10);

@@ -2,6 +2,7 @@
  *
  * owner ── SOCK_SEQPACKET ── launcher     one reply for each request, not always in order
  * owner ── SOCK_STREAM ───── init         frames in both directions, many commands at once
+ * owner ── a byte stream ─── init         the same without descriptors: init as a guest (setup/guest.c)
  *
  * Integers have the machine's byte order, because both ends run on one machine. Strings are NUL-terminated. The
  * receiver checks every length. A frame that does not fit its kind is answered with EPROTO and has no effect. */
@@ -11,7 +12,7 @@
 #include <errno.h>
 #include <stdint.h>
 
-#define PROTOCOL_VERSION 1
+#define PROTOCOL_VERSION 2
 
 /* --- Owner and launcher -------------------------------------------------------------------------- */
 
@@ -169,6 +170,8 @@ struct port {
 #define FRAME_MAX (4u << 20)    /* payload of one frame; larger than any argument list that the kernel accepts */
 #define INLINE_MAX (256u << 10) /* smaller files travel in a frame, larger ones as a descriptor */
 #define LISTING_MAX (32u << 20) /* the most that a directory listing or a search returns */
+#define READ_MAX (1u << 30)     /* larger files are not read in-band */
+#define INPUT_WINDOW (256u << 10) /* bytes of FRAME_INPUT that may be sent and not yet be taken */
 #define FRAME_COST 128u         /* credit that an output frame costs besides its bytes, so that tiny frames cost too */
 
 enum frame_kind {
@@ -181,7 +184,7 @@ enum frame_kind {
 	FRAME_LIST = 6,            /* path */
 	FRAME_REMOVE = 7,          /* path */
 	FRAME_UNPACK = 8,          /* path; fd: a tree stream to read (tree_stream.c) */
-	FRAME_PACK = 9,            /* path; fd: where to write the tree stream */
+	FRAME_PACK = 9,            /* path; fd: where to write the tree stream, else it comes as FRAME_OUTPUT */
 	FRAME_SIGNAL_ALL = 10,     /* u32: signal for all processes but init */
 	FRAME_PING = 11,           /* → u32: whether the OOM killer killed a process since the last report */
 	FRAME_TERMINAL = 12,       /* struct window, then as FRAME_EXEC: a command in a terminal → FRAME_STARTED */
@@ -190,6 +193,7 @@ enum frame_kind {
 	FRAME_WATCH = 15,          /* struct watch_request, path */
 	FRAME_SIGNAL_COMMAND = 16, /* u32: signal for the process group of the command */
 	FRAME_POSTPONE = 17,       /* u64: nanoseconds to add to all deadlines */
+	FRAME_INPUT = 18,          /* bytes of the input of a request with FRAME_WITH_INPUT; empty: its end */
 	FRAME_VERIFY = 90,         /* u32: whether it has no network → EBUSY, text: what has changed */
 	FRAME_BACKGROUND = 91,     /* u32: 1 for the lowest CPU weight from now on, 0 for the normal one; no answer */
 	FRAME_SERVICE = 100,       /* as FRAME_EXEC: a service that forks for calls; descriptor 3 is a socket to init */
@@ -202,6 +206,7 @@ enum frame_kind {
 	FRAME_EXIT = 35,    /* struct exit, after all output of the command */
 	FRAME_DONE = 36,    /* i32 errno, then the result */
 	FRAME_STARTED = 37, /* fd: the owner's side of the terminal */
+	FRAME_TAKEN = 38,   /* u32: bytes of input that were taken, so that more may be sent; 0: nobody reads it */
 };
 
 /* A file operation met a pipe, socket or device instead of a regular file. */
@@ -213,6 +218,7 @@ enum frame_kind {
 enum frame_flags {
 	FRAME_SPARE = 1,
 	FRAME_WITH_FD = 0x100,
+	FRAME_WITH_INPUT = 0x200, /* FRAME_INPUT brings what the descriptor would have: stdin, a file, a tree stream */
 	FRAME_AFTER = 0x400, /* wait until the request of the frame before this one has ended */
 	FRAME_IF_OK = 0x800, /* if that request failed, do nothing and answer ECANCELED */
 };

@@ -11,8 +11,13 @@
 /* Close the descriptor when the variable leaves its scope. */
 #define AUTOCLOSE __attribute__((cleanup(close_at)))
 
+/* Another runtime made this sandbox (setup/guest.c). Frames come on one descriptor and go to another, without
+ * descriptors beside them; limits, capabilities and the seccomp filter are those of that runtime. */
+extern bool is_guest;
+
 void close_at(int *fd);
 void close_fd(int *fd); /* and set it to -1 */
+void close_from(int first); /* this descriptor and all above it */
 uint64_t now(void);     /* CLOCK_MONOTONIC, nanoseconds */
 
 /* 0 or -errno. */

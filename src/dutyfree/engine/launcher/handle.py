@@ -65,7 +65,7 @@ class SandboxHandle:
             return True
         return False
 
-    def thaw(self) -> None:
+    async def thaw(self) -> None:
         """Thaw the processes soon. Does nothing if the launcher, and so the sandbox, is gone."""
         self._launcher.tell(Request.THAW, self.number)
 

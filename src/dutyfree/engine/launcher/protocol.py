@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from enum import IntEnum, IntFlag
 
-VERSION = 1
+VERSION = 2
 
 
 class Request(IntEnum):
@@ -80,6 +80,7 @@ class Frame(IntEnum):
     WATCH = 15
     SIGNAL_COMMAND = 16
     POSTPONE = 17
+    INPUT = 18
     VERIFY = 90
     BACKGROUND = 91
     SERVICE = 100
@@ -91,10 +92,12 @@ class Frame(IntEnum):
     EXIT = 35
     DONE = 36
     STARTED = 37
+    TAKEN = 38
 
 
 SPARE = 1
 WITH_FD = 0x100
+WITH_INPUT = 0x200
 AFTER = 0x400
 IF_OK = 0x800
 EXEC_STREAM = 1
@@ -146,6 +149,9 @@ ERROR_PATTERN = errno.EILSEQ
 FRAME_MAX = 4 << 20
 INLINE_MAX = 256 << 10
 LISTING_MAX = 32 << 20
+READ_MAX = 1 << 30
+INPUT_WINDOW = 256 << 10
+"""Bytes of INPUT that may be sent before init says that they are taken."""
 FRAME_COST = 128
 """Bytes that each frame of output counts in addition to its own, since it may carry a single byte."""
 FOREVER = 1e9

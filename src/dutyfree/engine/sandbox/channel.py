@@ -101,6 +101,8 @@ class Channel(PendingRequests):
 
     # --- Requests ----------------------------------------------------------------------------------
 
+    _reply_limit = staticmethod(protocol.reply_limit)
+
     def exec(
         self,
         payload: bytes,
@@ -213,7 +215,7 @@ class Channel(PendingRequests):
             kind,
             payload,
             descriptor,
-            PendingOperation(self._loop, protocol.reply_limit(kind, payload), kind == Frame.READ),
+            PendingOperation(self._loop, self._reply_limit(kind, payload), kind == Frame.READ),
         )
         if timeout is not None:
             self.expect(answer, timeout)
@@ -265,6 +267,10 @@ class Channel(PendingRequests):
         self._send(b"".join(parts), attached)
         return posted
 
+    def _send_with(self, descriptor: int, kind: Frame, identity: int, payload: bytes) -> None:
+        """Send a request with a descriptor, which is closed here."""
+        self._send(protocol.frame(kind, identity, payload, protocol.WITH_FD), descriptor)
+
     def _post(self, kind: Frame, payload: bytes, descriptor: int | None, waiting: P) -> tuple[int, P]:
         if self._closed is not None or len(payload) > protocol.FRAME_MAX:
             if descriptor is not None:
@@ -273,8 +279,10 @@ class Channel(PendingRequests):
             raise _too_large(len(payload))
         identity = next(self._identities) & 0xFFFFFFFF
         self._waiting[identity] = waiting
-        flags = 0 if descriptor is None else protocol.WITH_FD
-        self._send(FRAME.pack(len(payload), kind, flags, identity) + payload, descriptor)
+        if descriptor is None:
+            self._send(FRAME.pack(len(payload), kind, 0, identity) + payload, None)
+        else:
+            self._send_with(descriptor, kind, identity, payload)
         return identity, waiting
 
     def _refused(self) -> None:
@@ -288,17 +296,29 @@ class Channel(PendingRequests):
 
     def _receive(self) -> None:
         try:
-            data, ancillary, _, _ = self._socket.recvmsg(_CHUNK, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+            data = self._read()
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            data, ancillary = b"", []
+            data = b""
+        if not data:
+            self._stream_ended()
+            return
+        self._take(data)
+
+    def _read(self) -> bytes:
+        """The next bytes of the stream, empty at its end. Raises OSError."""
+        data, ancillary, _, _ = self._socket.recvmsg(_CHUNK, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
         for level, kind, value in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self._arrived.extend(array.array("i", value[: len(value) // 4 * 4]))
-        if not data:
-            self._fail(ExecError(f"sandbox {self._name} died"))
-            return
+        return data
+
+    def _stream_ended(self) -> None:
+        self._fail(ExecError(f"sandbox {self._name} died"))
+
+    def _take(self, data: bytes) -> None:
+        """Handle the frames that are complete now."""
         self._last_heard = self._loop.time()
         buffer: bytes | bytearray = data
         if self._received:

@@ -21,12 +21,12 @@ import anyio.to_thread
 
 from dutyfree.contract.entries import KINDS, Links, local_special
 from dutyfree.contract.errors import CollectError, FileError, file_error
-from dutyfree.engine.launcher.protocol import Frame
+from dutyfree.engine.launcher.protocol import READ_MAX, Frame
 from dutyfree.engine.sandbox import observation, tree_stream
 from dutyfree.engine.sandbox.channel import Channel
 from dutyfree.engine.sandbox.pipes import create_pipe, no_descriptor
 
-LARGEST = 1 << 30
+LARGEST = READ_MAX
 """Bytes of the largest file that ``read`` returns; a sparse file in a sandbox can claim any size."""
 
 INLINE_COPY = 1 << 20

@@ -44,7 +44,7 @@ class SandboxFiles:
 
     async def read(self, path: str) -> bytes:
         answer = await self._lifecycle.channel().ask(Frame.READ, self.encode_path(path))
-        if answer.descriptor is None and not answer.done.result():
+        if answer.descriptor is None and not answer.done.result() and len(answer.data) == 1:
             return answer.data[0]
         return await read_result(answer, path)
 
@@ -91,7 +91,7 @@ async def read_result(answer: PendingOperation, path: str) -> bytes:
     """Raises ActionError."""
     check(answer.done.result(), path)
     if answer.descriptor is None:
-        return answer.data[0]
+        return b"".join(answer.data)
     descriptor, answer.descriptor = answer.descriptor, None
     return await contents.read_whole(descriptor, path)
 

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
+from typing import Protocol
 
 import anyio
 
@@ -17,13 +18,32 @@ from dutyfree.engine.sandbox.channel import Channel
 from dutyfree.engine.sandbox.observation import check
 
 
+class SandboxControl(Protocol):
+    """How a sandbox is stopped and ended from outside: by the launcher, or by another runtime."""
+
+    @property
+    def freezer(self) -> bool:
+        """Whether ``freeze`` stops all processes; otherwise init alone."""
+        ...
+
+    async def freeze(self) -> None:
+        """Raises ExecError, ActionTimeout."""
+        ...
+
+    async def thaw(self) -> None: ...
+
+    async def destroy(self) -> None:
+        """End it, and wait until nothing is left. Raises CleanupError."""
+        ...
+
+
 class Lifecycle:
     """Whether a sandbox is usable, and through which channel and handle.
 
     A reset replaces both; a snapshot of an idle sandbox replaces the handle.
     """
 
-    def __init__(self, name: str, channel: Channel, handle: SandboxHandle) -> None:
+    def __init__(self, name: str, channel: Channel, handle: SandboxControl) -> None:
         self.name = name
         self.handle = handle
         self.lock = anyio.Lock()
@@ -64,7 +84,7 @@ class Lifecycle:
             channel.check()
             raise
 
-    def replace(self, channel: Channel, handle: SandboxHandle) -> None:
+    def replace(self, channel: Channel, handle: SandboxControl) -> None:
         """Continue with a new sandbox."""
         self._channel, self.handle = channel, handle
 
@@ -106,7 +126,7 @@ class Lifecycle:
         pause = int((perf_counter() - since) * 1e9)
         # Sent before the thaw, so that init moves its deadlines before it checks them.
         channel.tell(Frame.POSTPONE, 0, protocol.NANOSECONDS.pack(pause))
-        self.handle.thaw()
+        await self.handle.thaw()
         if not self.handle.freezer:
             with anyio.CancelScope(shield=True):
                 await self.signal(channel, signal.SIGCONT)
@@ -131,3 +151,12 @@ class Lifecycle:
         self._channel.close()
         with anyio.CancelScope(shield=True):
             await self.handle.destroy()
+
+
+class NativeLifecycle(Lifecycle):
+    """The life of a sandbox that the launcher made."""
+
+    handle: SandboxHandle
+
+    def __init__(self, name: str, channel: Channel, handle: SandboxHandle) -> None:
+        super().__init__(name, channel, handle)

@@ -1,56 +1,43 @@
 """``NativeSandbox``: one sandbox of the native engine, as the contract and its abilities describe it.
 
-Its parts do the work, each in a module of its own: ``lifecycle``, ``commands``, ``files``, ``processes``,
-``services``, ``snapshot``, ``batch``, ``shell``, ``terminal``.
+``init_sandbox`` has the commands and files; here is what needs the launcher, or descriptors that travel:
+terminals, services, snapshots and forks, the network. Its parts are ``terminal``, ``services`` and
+``snapshot``.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 from anyio.abc import SocketStream
 
 from dutyfree.contract import (
-    Action,
     Command,
-    Entry,
-    Found,
     Limits,
     NetworkPolicy,
     Observation,
     Recipe,
-    Result,
-    Search,
-    Span,
 )
-from dutyfree.contract.abilities import Change, Chunk
-from dutyfree.contract.arguments import check_actions, check_count
-from dutyfree.contract.errors import ActionError, ExecError, UsageError
-from dutyfree.contract.perform import in_order
+from dutyfree.contract.arguments import check_count
+from dutyfree.contract.errors import ExecError, UsageError
 from dutyfree.contract.served import Served
 from dutyfree.contract.services import ServiceState
 from dutyfree.engine.launcher import network_policy, protocol
 from dutyfree.engine.launcher.handle import SandboxHandle
 from dutyfree.engine.launcher.network import SandboxNetwork
 from dutyfree.engine.launcher.protocol import Frame, Tree
-from dutyfree.engine.layers.command_defaults import WORKDIR
 from dutyfree.engine.layers.memory_layers import MemorySnapshots
 from dutyfree.engine.layers.named_snapshots import NamedSnapshots
 from dutyfree.engine.layers.start_state import StartState
-from dutyfree.engine.sandbox import batch
 from dutyfree.engine.sandbox.channel import Channel, SetupError
-from dutyfree.engine.sandbox.commands import CommandRunner
-from dutyfree.engine.sandbox.files import SandboxFiles
-from dutyfree.engine.sandbox.lifecycle import Lifecycle
+from dutyfree.engine.sandbox.init_sandbox import InitSandbox
+from dutyfree.engine.sandbox.lifecycle import NativeLifecycle
 from dutyfree.engine.sandbox.observation import REASON_MAX
-from dutyfree.engine.sandbox.processes import NativeProcess, ProcessTable
 from dutyfree.engine.sandbox.services import Services
-from dutyfree.engine.sandbox.shell import NativeShell, open_shell
 from dutyfree.engine.sandbox.snapshot import Create, SandboxLayers, enter_all, served_fork, unusable
 from dutyfree.engine.sandbox.terminal import NativeTerminal, open_terminal
 
@@ -77,7 +64,7 @@ class SandboxHost(Protocol):
         ...
 
 
-class NativeSandbox:
+class NativeSandbox(InitSandbox):
     """A sandbox with all abilities that do not depend on the host. See ``dutyfree.contract.abilities``."""
 
     def __init__(
@@ -91,11 +78,11 @@ class NativeSandbox:
         network: SandboxNetwork,
         host: SandboxHost,
     ) -> None:
-        self.id = identity
-        self.workdir = start.defaults.directory or WORKDIR
+        lifecycle = NativeLifecycle(identity, channel, handle)
+        super().__init__(identity, lifecycle, start.defaults.with_recipe(recipe), limits.output)
+        self._lifecycle: NativeLifecycle = lifecycle
         self.program = start.defaults.program
         """The entry point and command of the image. Nothing runs it, unless you pass it to ``exec``."""
-        self.spans: tuple[Span, ...] = ()
         self.served: Served | None = None
         """How it was served: from what, in how many seconds, and what a cold start would have cost."""
         self.own_stages: tuple[tuple[str, float], ...] = ()
@@ -106,72 +93,12 @@ class NativeSandbox:
         self._born_offline = limits.network in (None, "off")
         self._network = network
         self._host = host
-        self._lifecycle = Lifecycle(identity, channel, handle)
-        self._commands = CommandRunner(self._lifecycle, start.defaults.with_recipe(recipe), limits.output)
-        self._files = SandboxFiles(self._lifecycle, start.defaults.directory)
-        self._processes = ProcessTable(self._lifecycle, self._commands)
         self._services = Services(
             self._lifecycle, self._commands, self._files.encode_path, self.workdir, recipe.services
         )
         self._layers = SandboxLayers(self._lifecycle, start, host.snapshots.layers, host.create)
 
-    def __repr__(self) -> str:
-        state = ""
-        if self._lifecycle.closed:
-            state = ", closed"
-        elif not self.alive:
-            state = ", dead"
-        elif self._lifecycle.paused:
-            state = ", paused"
-        return f"<sandbox {self.id}{state}>"
-
-    # --- Commands -----------------------------------------------------------------------------------
-
-    async def exec(
-        self,
-        command: Command,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
-        timeout: float | None = None,
-        user: str | None = None,
-    ) -> Observation:
-        """Run a command to its end. A command that fails is an observation, not an error."""
-        return await self._commands.exec(command, cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
-
-    def stream(
-        self,
-        command: Command,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | AsyncIterable[bytes] | None = None,
-        timeout: float | None = None,
-        user: str | None = None,
-    ) -> AsyncIterator[Chunk | Observation]:
-        """Run a command, and yield its output as it arrives; the last item is the observation."""
-        return self._commands.stream(command, cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
-
-    async def batch(
-        self, actions: Sequence[Action], *, stop_on_failure: bool = True
-    ) -> tuple[Result | Exception, ...]:
-        """Run several actions, one after the other, in one round trip."""
-        check_actions(actions)
-        channel = self._lifecycle.channel()
-        if not actions:
-            return ()
-        try:
-            encoded = await batch.encode(
-                actions, self._commands.encode, self._files.encode_path, stop_on_failure=stop_on_failure
-            )
-        except ActionError:  # an action that cannot be sent: those before it run all the same
-            return await in_order(self, actions, stop_on_failure=stop_on_failure)
-        return await batch.run(channel, actions, encoded)
-
-    def shell(self) -> AbstractAsyncContextManager[NativeShell]:
-        """A shell session: variables, functions and the working directory stay between commands."""
-        return open_shell(self._lifecycle, self._commands, self._files)
+    # --- Terminals ----------------------------------------------------------------------------------
 
     def terminal(
         self,
@@ -195,80 +122,6 @@ class NativeSandbox:
             user=user,
             term=self._recipe.env.get("TERM", "xterm-256color"),
         )
-
-    async def start(
-        self,
-        command: Command,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bool = False,
-    ) -> NativeProcess:
-        """Start a background process."""
-        return await self._processes.start(command, cwd=cwd, env=env, stdin=stdin)
-
-    async def processes(self) -> tuple[NativeProcess, ...]:
-        """The background processes that run, and the latest that have ended."""
-        return self._processes.all()
-
-    async def attach(self, id: str) -> NativeProcess:  # noqa: A002
-        """The background process with this id. Raises UnknownProcess."""
-        return self._processes.get(id)
-
-    # --- Files --------------------------------------------------------------------------------------
-
-    async def read(self, path: str) -> bytes:
-        """The content of a file. Raises ActionError."""
-        return await self._files.read(path)
-
-    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Create or replace a file. Raises ActionError."""
-        await self._files.write(path, data, mode)
-
-    async def edit(self, path: str, old: bytes, new: bytes) -> None:
-        """Replace ``old``, which must occur exactly once in the file, by ``new``. Raises EditError."""
-        await self._files.edit(path, old, new)
-
-    async def list(self, path: str) -> tuple[Entry, ...]:
-        """The entries of a directory, sorted by name. Raises ActionError."""
-        return await self._files.list(path)
-
-    async def remove(self, path: str) -> None:
-        """Remove a file or a directory tree. Raises ActionError."""
-        await self._files.remove(path)
-
-    async def upload(self, source: Path, path: str) -> None:
-        """Copy a local file or tree to ``path``. Raises ActionError."""
-        await self._files.upload(Path(source), path)
-
-    async def download(self, path: str, target: Path, *, outside_links: bool = False) -> tuple[str, ...]:
-        """Copy a file or tree to this machine; returns the links that were left out. Raises ActionError."""
-        return await self._files.download(path, Path(target), outside_links=outside_links)
-
-    async def search(
-        self,
-        path: str = ".",
-        text: str | None = None,
-        *,
-        regex: bool = False,
-        ignore_case: bool = False,
-        names: Sequence[str] = (),
-        skip: Sequence[str] = (".git",),
-        binary: bool = False,
-        limit: int = 1000,
-        width: int = 500,
-        timeout: float | None = 60.0,
-    ) -> Found:
-        """Search file contents or file names. See ``Search``. Raises ActionError."""
-        return await self._files.search(
-            Search(path, text, regex, ignore_case, tuple(names), tuple(skip), binary, limit, width, timeout)
-        )
-
-    def watch(
-        self, path: str = ".", *, recursive: bool = False
-    ) -> AbstractAsyncContextManager[AsyncIterator[Change]]:
-        """The changes below a path, from the entry of the context on. Raises ActionError."""
-        return self._files.watch(path, recursive=recursive)
 
     # --- Services -----------------------------------------------------------------------------------
 
@@ -302,15 +155,7 @@ class NativeSandbox:
         with self._lifecycle.launcher_request():
             return await self._network.connect(port)
 
-    # --- Pause, snapshot, fork, reset ---------------------------------------------------------------
-
-    async def pause(self) -> None:
-        """Freeze all processes, also init. Without cgroup v2 by signals, which the processes can see."""
-        await self._lifecycle.pause()
-
-    async def resume(self) -> None:
-        """Continue all processes."""
-        await self._lifecycle.resume()
+    # --- Snapshot, fork, reset ----------------------------------------------------------------------
 
     async def snapshot(self, name: str | None = None) -> Recipe:
         """Keep the present files, and return a recipe that starts from them.
@@ -396,10 +241,6 @@ class NativeSandbox:
         """Whether, as far as we know, it and all its services that became ready still run."""
         return self._lifecycle.alive and self._services.alive
 
-    def on_death(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` if the sandbox ends by itself before its first reset."""
-        self._lifecycle.channel().on_death = callback
-
     def limit_output(self, limit: int) -> None:
         """Keep at most ``limit`` bytes of each stream of a command, from now on."""
         self._commands.limit_output(limit)
@@ -427,14 +268,10 @@ class NativeSandbox:
         """Kill all processes and keep the files, as the last action on this sandbox. Raises ExecError."""
         return await self._layers.final()
 
-    def abandon(self) -> None:
-        """Close the channel: the sandbox is not usable any more, and ends. ``close`` waits for the end."""
-        self._lifecycle.abandon()
-
     async def close(self) -> None:
         """Destroy the sandbox, and wait until nothing of it is left. Raises CleanupError."""
         self._layers.reset()
-        await self._lifecycle.close()
+        await super().close()
 
 
 class NetworkedSandbox(NativeSandbox):

@@ -27,7 +27,7 @@ from dutyfree.engine.layers.disk_bridge import TOO_DEEP
 from dutyfree.engine.layers.memory_layers import MemoryLayers
 from dutyfree.engine.layers.start_state import StartState
 from dutyfree.engine.sandbox.channel import Channel, SetupError
-from dutyfree.engine.sandbox.lifecycle import Lifecycle
+from dutyfree.engine.sandbox.lifecycle import NativeLifecycle
 
 T = TypeVar("T")
 
@@ -44,7 +44,9 @@ class SandboxLayers:
     The substrate holds the layers of ``start``, for a reset; this class holds the others.
     """
 
-    def __init__(self, lifecycle: Lifecycle, start: StartState, layers: MemoryLayers, create: Create) -> None:
+    def __init__(
+        self, lifecycle: NativeLifecycle, start: StartState, layers: MemoryLayers, create: Create
+    ) -> None:
         self.start = start
         """The state in which the sandbox was handed out."""
         self.trees = start.trees

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import os
 import secrets
 import time
@@ -27,11 +26,11 @@ from dutyfree.contract.errors import (
     CollectError,
     DispatchError,
     ExecError,
-    SandboxClosed,
     SandboxGone,
     SubstrateError,
 )
 from dutyfree.contract.output import Collector
+from dutyfree.substrates.docker import ending
 from dutyfree.substrates.docker.engine import CHUNK, Connection, Engine, EngineError, EngineLost
 from dutyfree.substrates.docker.processes import KEEPER, kill_tree
 
@@ -139,7 +138,7 @@ class Execution:
         except EngineError as error:
             if _has_ended(error):
                 await self._require_running()
-            raise refusal(error, self._container) from error
+            raise ending.refusal(error, self._container) from error
         except EngineLost as error:
             raise DispatchError(str(error)) from error
         self._exec = made["Id"]
@@ -170,7 +169,7 @@ class Execution:
         self._abandon()
         if _has_ended(error):
             await self._require_running()
-        raise refusal(error, self._container) from error
+        raise ending.refusal(error, self._container) from error
 
     def _abandon(self) -> None:
         if self._connection is not None:
@@ -241,40 +240,7 @@ class Execution:
             raise ExecError(f"the Docker engine closed the connection: {error}") from error
 
     async def _require_running(self) -> None:
-        try:
-            facts = await self._engine.request("GET", f"/containers/{self._container}/json")
-        except EngineError as error:
-            raise refusal(error, self._container) from error
-        except EngineLost as error:
-            raise ExecError(f"the Docker engine closed the connection: {error}") from error
-        if not (state := facts["State"])["Running"]:
-            raise await self._ended(state)
-
-    async def _ended(self, state: Mapping[str, Any]) -> SandboxClosed | SandboxGone:
-        """Why the container has ended. Only if the engine is sure, it is the agent's doing."""
-        name = f"the container {self._container[:12]}"
-        if state.get("OOMKilled"):
-            return SandboxGone(f"{name} was killed by its memory limit")
-        events = await self._last_events()
-        if "kill" in events:
-            return SandboxClosed(f"{name} was killed or stopped from outside")
-        if "die" not in events:
-            return SandboxClosed(f"{name} has ended, and the Docker engine does not know why")
-        return SandboxGone(f"{name} ended with code {state.get('ExitCode')}")
-
-    async def _last_events(self) -> set[str]:
-        """Which of the events "kill" (a signal by the engine) and "die" the engine remembers.
-
-        It keeps a few hundred events of all containers, and none after a restart. A kill comes before the
-        death: if it remembers the death and no kill, there was no kill.
-        """
-        filters = json.dumps({"container": [self._container], "event": ["kill", "die"]})
-        query = {"since": "1", "until": f"{time.time():.9f}", "filters": filters}
-        said = b""
-        with contextlib.suppress(EngineError, EngineLost):
-            async with self._engine.stream("GET", "/events", query=query) as response:
-                said = b"".join([piece async for piece in response.pieces()])
-        return {json.loads(line)["Action"] for line in said.splitlines() if line.strip()}
+        await ending.require_running(self._engine, self._container)
 
     async def _end(self) -> dict[str, Any] | None:
         """Kill the command, in any phase, and read the rest of its output."""
@@ -365,13 +331,6 @@ def _unstarted(reason: bytes) -> int:
 def _has_ended(error: EngineError) -> bool:
     """Whether the container has ended: status 409, or 500 if it ended a moment ago."""
     return error.status == 409 or "is not running" in error.message
-
-
-def refusal(error: EngineError, container: str) -> DispatchError:
-    """The error that the caller gets if the engine refuses an action."""
-    if error.status == 404 or "is not running" in error.message:
-        return SandboxClosed(f"the container {container[:12]} is gone: {error}")
-    return DispatchError(f"the Docker engine refused: {error}")
 
 
 class _Clock:

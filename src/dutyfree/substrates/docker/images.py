@@ -22,6 +22,8 @@ from dutyfree.substrates.docker.sandbox import WORKDIR, DockerSandbox
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DIGEST_LABEL = "dutyfree.digest"
 RECIPES = "dutyfree/recipe"
+BAKED = "dutyfree.baked"
+"""The label of images that stay for later runs."""
 TAIL = 800
 """Bytes of a failed command's output in the error."""
 
@@ -40,6 +42,7 @@ class RecipeImages:
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         self._found: dict[bytes, str] = {}
         """Recipe (by the names of its files, because hashing takes time) → image id."""
+        self._configs: dict[str, Mapping[str, Any]] = {}
 
     async def of(self, recipe: Recipe) -> str:
         """The id of the recipe's image; builds it if it is unknown. Raises CreateError."""
@@ -58,14 +61,15 @@ class RecipeImages:
         self._found[_name(recipe)] = found
         return found
 
-    async def path(self, image: str) -> str:
-        """The image's PATH, or the engine's default. Raises CreateError."""
-        try:
-            held = await inspect(self._engine, image) or {}
-        except (EngineError, EngineLost) as error:
-            raise CreateError(f"the Docker engine does not answer: {error}") from error
-        variables = (held.get("Config") or {}).get("Env") or ()
-        return next((one[len("PATH=") :] for one in variables if one.startswith("PATH=")), PATH)
+    async def config(self, image: str) -> Mapping[str, Any]:
+        """The image's configuration: environment, user, … An id names one image for ever. Raises CreateError."""
+        if image not in self._configs:
+            try:
+                held = await inspect(self._engine, image) or {}
+            except (EngineError, EngineLost) as error:
+                raise CreateError(f"the Docker engine does not answer: {error}") from error
+            self._configs[image] = held.get("Config") or {}
+        return self._configs[image]
 
     async def _base(self, reference: str) -> str:
         async with self._locks[reference]:
@@ -83,7 +87,8 @@ class RecipeImages:
         except OSError as error:
             raise CreateError(f"a file of stage {number} cannot be read: {error}") from error
         # With the id of the base, because the same recipe on a newer image is another image. With the owner,
-        # because a substrate removes its images when it closes, so no other may use them.
+        # because a substrate removes its images when it closes, so no other may use them; it does not remove
+        # baked ones, which have no owner.
         key = hashlib.sha256(f"{base} {contents} {self._owner}".encode()).hexdigest()[:32]
         async with self._locks[key]:
             found = await identify(self._engine, f"{RECIPES}:{key}")
@@ -103,9 +108,22 @@ class RecipeImages:
             return await self._commit(sandbox, key)
 
     async def _commit(self, sandbox: DockerSandbox, key: str) -> str:
-        query = {"container": sandbox.id, "repo": RECIPES, "tag": key, "comment": "a stage of a recipe"}
+        query: dict[str, object] = {
+            "container": sandbox.id,
+            "repo": RECIPES,
+            "tag": key,
+            "comment": "a stage of a recipe",
+        }
+        if not self._owner:  # without the labels of the container: the image outlives its owner
+            query["changes"] = [f"LABEL {BAKED}=1", "LABEL dutyfree.owner=", "LABEL dutyfree.process="]
         made = await self._engine.request("POST", "/commit", query=query, json={})
         return str(made["Id"])
+
+
+def path(config: Mapping[str, Any]) -> str:
+    """The PATH of an image, or the engine's default."""
+    variables = config.get("Env") or ()
+    return next((one[len("PATH=") :] for one in variables if one.startswith("PATH=")), PATH)
 
 
 async def _must_succeed(

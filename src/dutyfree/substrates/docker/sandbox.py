@@ -19,8 +19,9 @@ from dutyfree.contract import Command, Limits, Observation, Span
 from dutyfree.contract.arguments import Unrunnable, check_command, check_runnable, encoded_path
 from dutyfree.contract.entries import Links
 from dutyfree.contract.errors import CollectError, DispatchError, SandboxClosed, SandboxGone, file_error
+from dutyfree.substrates.docker.ending import refusal
 from dutyfree.substrates.docker.engine import Engine, EngineError, EngineLost
-from dutyfree.substrates.docker.execution import ExecRequest, Execution, refusal
+from dutyfree.substrates.docker.execution import ExecRequest, Execution
 from dutyfree.substrates.docker.memory import OutOfMemory
 from dutyfree.substrates.local.archive import pack, unpack
 from dutyfree.substrates.local.command_files import FilesByCommands

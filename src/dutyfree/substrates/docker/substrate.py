@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
-from types import MappingProxyType
-from typing import Any, ClassVar
+from contextlib import AsyncExitStack, nullcontext, suppress
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 
@@ -21,8 +18,11 @@ from dutyfree import study_image as study
 from dutyfree.contract import Availability, Limits, Recipe, Span, limited
 from dutyfree.contract.errors import CleanupError, CreateError, Unavailable
 from dutyfree.contract.substrate import refuse_second_entry
+from dutyfree.engine.launcher.client import BINARY
 from dutyfree.engine.layers import run_stage
-from dutyfree.substrates.docker import images
+from dutyfree.engine.sandbox.init_sandbox import InitSandbox
+from dutyfree.substrates.docker import guest, images
+from dutyfree.substrates.docker.containers import Container, Containers
 from dutyfree.substrates.docker.engine import (
     ANSWER_SECONDS,
     REMEDY,
@@ -34,12 +34,10 @@ from dutyfree.substrates.docker.engine import (
     socket_path,
 )
 from dutyfree.substrates.docker.gc import OWNER, PROCESS, ROLE, listed, remove, remove_leftovers
-from dutyfree.substrates.docker.processes import KEEPER
+from dutyfree.substrates.docker.ready import ReadyContainers
 from dutyfree.substrates.docker.sandbox import WORKDIR, DockerSandbox
 from dutyfree.substrates.local.owner import identity
 from dutyfree.substrates.local.reaper import Reaper
-
-CREATE_SECONDS = 120.0
 
 
 class DockerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,6 +53,14 @@ class DockerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One of the engine's runtimes, such as runsc; None is its default."""
     init: bool = True
     """Whether Docker's init is PID 1. It reaps the processes that commands leave behind."""
+    actions: Literal["exec", "init"] = "exec"
+    """How actions reach the container: one exec of the engine for each, or our init over one kept stream."""
+    ready: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
+    """The number of containers to keep ready for each recipe and its limits."""
+    baked: bool = False
+    """Whether a workload's set-up becomes part of the image, which stays for later runs."""
+    storage: Literal["disk", "memory"] = "disk"
+    """Where sandboxes write: the engine's storage driver, or memory (tmpfs) for /workspace and /tmp."""
     answer_seconds: float = ANSWER_SECONDS
     """How long the engine may take to answer a question."""
     remove_seconds: float = REMOVE_SECONDS
@@ -64,6 +70,13 @@ class DockerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """A client of the engine. Raises Unavailable if the address is not a Unix socket."""
         path = socket_path(self.host)
         return Engine(path, answer_seconds=self.answer_seconds, remove_seconds=self.remove_seconds)
+
+
+class _Kind(NamedTuple):
+    """What containers have in common that can stand for each other."""
+
+    image: str
+    limits: Limits
 
 
 class Docker:
@@ -91,6 +104,8 @@ class Docker:
 
     @classmethod
     async def probe(cls, config: DockerConfig) -> Availability:
+        if config.actions == "init" and not BINARY.exists():
+            return Availability(False, f"{BINARY} is missing", "install a C compiler, and dutyfree again")
         try:
             async with config.engine() as engine:
                 with anyio.fail_after(config.answer_seconds):
@@ -126,7 +141,13 @@ class DockerSubstrate:
         self._version = version
         self._gateway = gateway
         self._labels = {"dutyfree": "1", OWNER: uuid.uuid4().hex, PROCESS: process}
-        self._images = images.RecipeImages(engine, config.image, self._builder, self.owner)
+        self._images = images.RecipeImages(
+            engine, config.image, self._builder, "" if config.baked else self.owner
+        )
+        self._containers = Containers(engine, config, self._labels)
+        self._ready: ReadyContainers[_Kind] = ReadyContainers(config.ready, self._make)
+        self._limits = Limits()
+        """Those of the last request: ready containers are made for them."""
 
     @property
     def owner(self) -> str:
@@ -139,7 +160,9 @@ class DockerSubstrate:
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
         run_stage.refuse_services(recipe, "docker")
-        await self._images.prepare(recipe or Recipe())
+        image = await self._images.prepare(recipe or Recipe())
+        if self._config.ready:
+            await self._ready.fill(_Kind(image, self._limits))
 
     @contextlib.asynccontextmanager
     async def sandbox(
@@ -148,108 +171,74 @@ class DockerSubstrate:
         *,
         limits: Limits | None = None,
         labels: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[DockerSandbox]:
+    ) -> AsyncIterator[InitSandbox | DockerSandbox]:
         run_stage.refuse_services(recipe, "docker")
+        begun = time.perf_counter()
         recipe, limits = recipe or Recipe(), limited(limits, Limits())
+        self._limits = limits
         image = await self._images.of(recipe)
-        variables = recipe.variables(WORKDIR, await self._images.path(image) if recipe.path else "")
-        made = self._container(image, limits, labels or {}, "sandbox", variables)
-        async with made as sandbox:
-            yield sandbox
-
-    def _builder(self, image: str) -> AbstractAsyncContextManager[DockerSandbox]:
-        """A container to run a stage in, with network, as in an image build."""
-        return self._container(image, Limits(network="on"), {}, "stage")
-
-    @contextlib.asynccontextmanager
-    async def _container(
-        self,
-        image: str,
-        limits: Limits,
-        labels: Mapping[str, str],
-        role: str,
-        variables: Mapping[str, str] = MappingProxyType({}),
-    ) -> AsyncIterator[DockerSandbox]:
-        clock = time.perf_counter
-        zero = clock()
-        body = self._body(image, limits, {**labels, **self._labels, ROLE: role})
-        container = await self._create(body)
-        succeeded = False
-        try:
-            created = clock()
-            await self._start(container)
-            spans = (Span("create", 0.0, created - zero), Span("start", created - zero, clock() - created))
-            sandbox = DockerSandbox(self._engine, container, limits, variables, spans)
+        held = await self._images.config(image)
+        container = await self._container(_Kind(image, limits), labels or {}, begun)
+        async with self._removed(container):
+            variables = recipe.variables(WORKDIR, images.path(held) if recipe.path else "")
+            sandbox: InitSandbox | DockerSandbox
+            if container.guest is None:
+                sandbox = DockerSandbox(self._engine, container.id, limits, variables, container.spans)
+            else:
+                known = guest.defaults(held, container.id, WORKDIR, images.path(held))
+                sandbox = container.guest.sandbox(guest.with_variables(known, variables), limits)
+                sandbox.spans = container.spans
             try:
                 yield sandbox
-                succeeded = True
+            finally:
+                if isinstance(sandbox, InitSandbox):
+                    sandbox.abandon()
+                else:
+                    sandbox.close()
+
+    async def _container(self, kind: _Kind, labels: Mapping[str, str], begun: float) -> Container:
+        """A ready container, or a new one. Only a new one can have labels. Raises CreateError."""
+        ready = await self._ready.take(kind) if self._config.ready and not labels else None
+        if ready is not None:
+            ready.spans = (Span("ready", 0.0, time.perf_counter() - begun),)
+            return ready
+        return await self._containers.make(
+            kind.image, kind.limits, "sandbox", labels, with_init=self._config.actions == "init"
+        )
+
+    @contextlib.asynccontextmanager
+    async def _builder(self, image: str) -> AsyncIterator[DockerSandbox]:
+        """A container to run a stage in, with network, as in an image build."""
+        limits = Limits(network="on")
+        container = await self._containers.make(image, limits, "stage", {}, with_init=False)
+        async with self._removed(container):
+            sandbox = DockerSandbox(self._engine, container.id, limits, {}, container.spans)
+            try:
+                yield sandbox
             finally:
                 sandbox.close()
+
+    async def _make(self, kind: _Kind) -> Container:
+        """A container for a sandbox, without labels of a caller. Raises CreateError."""
+        return await self._containers.make(
+            kind.image, kind.limits, "sandbox", {}, with_init=self._config.actions == "init"
+        )
+
+    @contextlib.asynccontextmanager
+    async def _removed(self, container: Container) -> AsyncIterator[None]:
+        """Remove the container at the end. Raises CleanupError."""
+        succeeded = False
+        try:
+            yield
+            succeeded = True
         finally:
             # An earlier error passes. A container that is left is removed when the substrate closes.
             with anyio.CancelScope(shield=True), nullcontext() if succeeded else suppress(CleanupError):
-                await remove(self._engine, container)
+                await container.remove()
 
-    async def _create(self, body: dict[str, Any]) -> str:
-        """Create a container. A cancellation waits for the engine's answer, then removes the container."""
-        container = ""
-        try:
-            with anyio.CancelScope(shield=True), anyio.fail_after(CREATE_SECONDS):
-                container = (await self._engine.request("POST", "/containers/create", json=body))["Id"]
-            await anyio.lowlevel.checkpoint_if_cancelled()
-        except EngineError as error:
-            raise CreateError(f"the Docker engine could not create the container: {error}") from error
-        except (EngineLost, TimeoutError) as error:
-            raise CreateError(
-                f"the Docker engine could not create the container: {error or 'no answer'}", remedy=REMEDY
-            ) from error
-        except BaseException:
-            if container:
-                with anyio.CancelScope(shield=True), suppress(CleanupError):
-                    await remove(self._engine, container)
-            raise
-        return container
-
-    async def _start(self, container: str) -> None:
-        try:
-            await self._engine.request("POST", f"/containers/{container}/start")
-        except EngineError as error:
-            raise CreateError(f"the Docker engine could not start the container: {error}") from error
-        except EngineLost as error:
-            raise CreateError(str(error), remedy=REMEDY) from error
-
-    def _body(self, image: str, limits: Limits, labels: dict[str, str]) -> dict[str, Any]:
-        if isinstance(limits.network, tuple):
-            raise CreateError(
-                "docker cannot limit the network to a list",
-                remedy='use "on" or "off", or the substrate native',
-            )
-        host: dict[str, Any] = {
-            "NetworkMode": self._config.network if limits.network == "on" else "none",
-            "Init": self._config.init,
-            "LogConfig": {"Type": "none"},
-        }
-        if self._config.runtime:
-            host["Runtime"] = self._config.runtime
-        if limits.cpus is not None:
-            host["NanoCpus"] = math.ceil(limits.cpus * 1e9)
-        if limits.memory is not None:
-            host["Memory"] = host["MemorySwap"] = limits.memory
-        if limits.pids is not None:
-            host["PidsLimit"] = limits.pids
-        if limits.disk is not None:
-            # The engine refuses this if its storage driver cannot enforce it.
-            host["StorageOpt"] = {"size": str(limits.disk)}
-        return {
-            "Image": image,
-            "Entrypoint": KEEPER,
-            "Cmd": [],
-            "WorkingDir": WORKDIR,
-            "Env": [f"HOME={WORKDIR}"],
-            "Labels": labels,
-            "Healthcheck": {"Test": ["NONE"]},
-            "HostConfig": host,
-        }
+    async def close(self) -> None:
+        """Remove the ready containers."""
+        await self._ready.close()
 
     async def sandboxes(self) -> list[str]:
         """The ids of the sandboxes that exist now. Raises EngineError, EngineLost."""
@@ -272,8 +261,12 @@ class DockerSubstrate:
             "storage driver": info.get("Driver", ""),
             "cgroups": f"v{info.get('CgroupVersion', '1')}, {info.get('CgroupDriver', '')}",
             "kernel": info.get("KernelVersion", ""),
-            "enforces": "cpu, memory, pids",
-            "init": str(self._config.init).lower(),
+            "init": "dutyfree" if self._config.actions == "init" else str(self._config.init).lower(),
+            "actions": self._config.actions,
+            "storage": "memory" if self._config.storage == "memory" else f"disk ({info.get('Driver', '')})",
+            "enforces": _enforces(info),
+            "ready": str(self._config.ready),
+            "baked": str(self._config.baked).lower(),
             "image": self._config.image,
             "image id": held.get("Id", ""),
             "image digest": ((held.get("Config") or {}).get("Labels") or {}).get(images.DIGEST_LABEL, "")
@@ -284,6 +277,12 @@ class DockerSubstrate:
                 seen = await sandbox.exec(f"{tool} --version 2>&1")
                 facts[tool.removesuffix("3")] = seen.stdout.decode().split()[-1] if seen.ok else "missing"
         return facts
+
+
+class BakedDockerSubstrate(DockerSubstrate):
+    """An open engine whose images have the set-up of workloads. See ``abilities.Warmed``."""
+
+    warmth = "recipe"
 
 
 @contextlib.asynccontextmanager
@@ -298,7 +297,8 @@ async def _opened(config: DockerConfig) -> AsyncIterator[DockerSubstrate]:
                 f"the Docker engine at {engine.path} does not work: {error}", remedy=REMEDY
             ) from error
         process = await anyio.to_thread.run_sync(identity) or ""
-        substrate = DockerSubstrate(engine, config, version=version, gateway=gateway, process=process)
+        kind = BakedDockerSubstrate if config.baked else DockerSubstrate
+        substrate = kind(engine, config, version=version, gateway=gateway, process=process)
         reaper = await anyio.to_thread.run_sync(lambda: Reaper(docker=engine.path, label=substrate.owner))
         try:
             yield substrate
@@ -309,6 +309,7 @@ async def _opened(config: DockerConfig) -> AsyncIterator[DockerSubstrate]:
 
 async def _finish(engine: Engine, substrate: DockerSubstrate, reaper: Reaper) -> None:
     """Remove what is left. If that fails, the reaper goes on trying."""
+    await substrate.close()
     try:
         for container in await listed(engine, "containers", substrate.owner):
             await remove(engine, container["Id"])
@@ -318,6 +319,12 @@ async def _finish(engine: Engine, substrate: DockerSubstrate, reaper: Reaper) ->
         reaper.engage()
     else:
         await anyio.to_thread.run_sync(reaper.dismiss)
+
+
+def _enforces(info: Mapping[str, Any]) -> str:
+    """The limits that the engine enforces on this kernel."""
+    fields = {"cpu": "CpuCfsQuota", "memory": "MemoryLimit", "pids": "PidsLimit"}
+    return ", ".join(name for name, field in fields.items() if info.get(field)) or "none"
 
 
 async def _gateway(engine: Engine, network: str) -> str | None:

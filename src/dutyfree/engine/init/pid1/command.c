@@ -320,7 +320,7 @@ int command_worker(uint32_t id, int (*body)(const char *path, int fd), const cha
 	if (command->pid == 0) {
 		/* Close all descriptors but the one that it needs. */
 		int kept = fd >= 0 ? dup2(fd, CONTROL_FD) : -1;
-		syscall(SYS_close_range, kept >= 0 ? CONTROL_FD + 1 : CONTROL_FD, ~0u, 0);
+		close_from(kept >= 0 ? CONTROL_FD + 1 : CONTROL_FD);
 		_exit(-body(path, kept));
 	}
 	if (command->pid < 0) {

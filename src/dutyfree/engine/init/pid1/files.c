@@ -39,6 +39,32 @@ int transfer_error(int fd, int error)
 	return error;
 }
 
+/* In a worker: write a file to the owner, up to its present size, even if someone keeps writing to it. */
+static int read_large(const char *path, int target)
+{
+	static char buffer[65536];
+	AUTOCLOSE int fd = open_no_magiclinks(AT_FDCWD, path, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0, 0);
+	struct stat found;
+	int error = 0;
+
+	if (fd < 0 || fstat(fd, &found) < 0)
+		return fd < 0 ? fd : -errno;
+	if (!S_ISREG(found.st_mode))
+		return -ERROR_SPECIAL;
+	for (off_t left = found.st_size < (off_t)READ_MAX ? found.st_size : (off_t)READ_MAX; !error && left > 0;) {
+		ssize_t count = read(fd, buffer, left < (off_t)sizeof buffer ? (size_t)left : sizeof buffer);
+		if (count < 0 && errno == EINTR)
+			continue;
+		if (count < 0)
+			return -transfer_error(fd, errno);
+		if (count == 0)
+			break;
+		error = write_all(target, buffer, (size_t)count);
+		left -= count;
+	}
+	return error;
+}
+
 int file_read(uint32_t id, const char *path)
 {
 	/* Non-blocking: opening a pipe would wait for its other end. */
@@ -52,6 +78,10 @@ int file_read(uint32_t id, const char *path)
 	if (fstat(fd, &found) < 0 || !S_ISREG(found.st_mode)) {
 		close(fd);
 		return S_ISDIR(found.st_mode) ? -EISDIR : -ERROR_SPECIAL;
+	}
+	if (found.st_size > (off_t)INLINE_MAX && is_guest) {
+		close(fd);
+		return found.st_size > (off_t)READ_MAX ? -EFBIG : command_streamer(id, read_large, path, 0);
 	}
 	if (found.st_size > (off_t)INLINE_MAX) {
 		outbox_frame_fd(FRAME_DONE, 0, id, &error, sizeof error, fd);
@@ -112,21 +142,12 @@ static int copy_data(int source, int target)
 	}
 }
 
-int file_write(uint32_t id, const char *payload, size_t size, int source)
+/* The data is `size` bytes, or what `source` has if that is a descriptor. */
+static int write_regular(const char *name, uint32_t mode, const char *data, size_t size, int source)
 {
-	struct write request;
 	int error;
+	char *path = strdup(name);
 
-	if (size < sizeof request)
-		return -EPROTO;
-	memcpy(&request, payload, sizeof request);
-	payload += sizeof request;
-	size -= sizeof request;
-	const char *data = memchr(payload, 0, size);
-	if (!data)
-		return -EPROTO;
-	data++;
-	char *path = strdup(payload);
 	if (!path)
 		return -ENOMEM;
 	const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_NOCTTY;
@@ -139,10 +160,37 @@ int file_write(uint32_t id, const char *payload, size_t size, int source)
 	if (!error && (fstat(fd, &found) < 0 || !S_ISREG(found.st_mode)))
 		error = -ERROR_SPECIAL;
 	if (!error)
-		error = -transfer_error(fd, -(source >= 0 ? copy_data(source, fd)
-						       : write_all(fd, data, size - (size_t)(data - payload))));
-	if (!error && fchmod(fd, request.mode & 07777) < 0)
+		error = -transfer_error(fd, -(source >= 0 ? copy_data(source, fd) : write_all(fd, data, size)));
+	if (!error && fchmod(fd, mode & 07777) < 0)
 		error = -errno;
+	return error;
+}
+
+/* In a worker: the request is followed by its path. */
+static int write_input(const char *request, int source)
+{
+	struct write head;
+
+	memcpy(&head, request, sizeof head);
+	return write_regular(request + sizeof head, head.mode, NULL, 0, source);
+}
+
+int file_write(uint32_t id, const char *payload, size_t size, int source)
+{
+	struct write request;
+
+	if (size < sizeof request)
+		return -EPROTO;
+	memcpy(&request, payload, sizeof request);
+	const char *path = payload + sizeof request;
+	const char *data = memchr(path, 0, size - sizeof request);
+	if (!data)
+		return -EPROTO;
+	data++;
+	/* We fill the pipe ourselves, so a worker must read it. */
+	if (is_guest && source >= 0)
+		return command_worker(id, write_input, payload, source);
+	int error = write_regular(path, request.mode, data, size - (size_t)(data - payload), source);
 	if (error)
 		return error;
 	outbox_done(id, 0);

@@ -63,7 +63,10 @@ static int dispatch(const struct frame *head, char *payload, int fd)
 	case FRAME_UNPACK:
 		return is_path && fd >= 0 ? command_worker(head->id, tree_unpack, payload, fd) : -EPROTO;
 	case FRAME_PACK:
-		return is_path && fd >= 0 ? command_worker(head->id, tree_pack, payload, fd) : -EPROTO;
+		if (!is_path)
+			return -EPROTO;
+		return fd >= 0 ? command_worker(head->id, tree_pack, payload, fd)
+			       : command_streamer(head->id, tree_pack, payload, 0);
 	case FRAME_SIGNAL_ALL:
 		error = command_signal_all(payload, size);
 		if (!error)
@@ -78,7 +81,7 @@ static int dispatch(const struct frame *head, char *payload, int fd)
 		return 0;
 	}
 	case FRAME_TERMINAL:
-		return command_terminal(head->id, payload, size);
+		return is_guest ? -EOPNOTSUPP : command_terminal(head->id, payload, size);
 	case FRAME_EDIT:
 		return edit_file(head->id, payload, size);
 	case FRAME_SEARCH:
@@ -89,6 +92,8 @@ static int dispatch(const struct frame *head, char *payload, int fd)
 		return command_signal(head->id, payload, size);
 	case FRAME_POSTPONE:
 		return command_postpone(payload, size);
+	case FRAME_INPUT:
+		return input_add(head->id, payload, size);
 	case FRAME_VERIFY:
 		return verify_all(head->id, payload, size);
 	case FRAME_BACKGROUND:
@@ -122,11 +127,20 @@ static void handle(char *frame)
 
 	memcpy(&head, frame, sizeof head);
 	int fd = take_fd(&head);
+	if (head.flags & FRAME_WITH_INPUT && fd < 0) {
+		fd = input_open(head.id);
+		if (fd < 0) {
+			queue_note_latest(head.id);
+			outbox_done(head.id, fd);
+			return;
+		}
+	}
 	if (head.flags & FRAME_AFTER) {
 		queue_push(&head, payload, fd);
 		return;
 	}
-	queue_note_latest(head.id);
+	if (head.kind != FRAME_INPUT) /* it belongs to an earlier frame, which may have ended */
+		queue_note_latest(head.id);
 	char kept = payload[head.size];
 	payload[head.size] = 0;
 	perform(&head, payload, fd);
@@ -212,12 +226,13 @@ static void serve(void)
 static void receive(void)
 {
 	int fds[FDS];
-	size_t count;
+	size_t count = 0;
 
 	/* The inbox may be full, and a read of 0 bytes would look like the end of the stream. */
 	if (outbox_full() || has_whole_frame())
 		return;
-	ssize_t size = receive_message(CONTROL_FD, inbox + have, space - have, MSG_DONTWAIT, fds, FDS, &count);
+	ssize_t size = is_guest ? read(CONTROL_FD, inbox + have, space - have)
+				: receive_message(CONTROL_FD, inbox + have, space - have, MSG_DONTWAIT, fds, FDS, &count);
 	if (size < 0 && (errno == EAGAIN || errno == EINTR))
 		return;
 	/* The owner is gone. When we exit, the kernel kills all processes of the sandbox. */
@@ -258,10 +273,25 @@ static int wait_ms(uint64_t broker_due)
 
 int payload_group = -1;
 
+/* Wait for what the owner and the outbox allow now. A guest answers on another descriptor than it reads from. */
+static void watch_owner(int operation)
+{
+	static uint32_t reading, writing;
+	uint32_t in = outbox_full() ? 0 : EPOLLIN, out = outbox_due() ? EPOLLOUT : 0;
+	uint32_t first = is_guest ? in : in | out, second = is_guest ? out : 0;
+
+	if (operation == EPOLL_CTL_ADD || first != reading)
+		watch(operation, CONTROL_FD, first, EVENT_OWNER);
+	if (is_guest && (operation == EPOLL_CTL_ADD || second != writing))
+		watch(operation, ANSWER_FD, second, EVENT_OWNER);
+	reading = first;
+	writing = second;
+}
+
 _Noreturn void init_run(int payload)
 {
 	struct epoll_event events[64];
-	uint32_t listening = EPOLLIN, answering = EPOLLIN;
+	uint32_t answering = EPOLLIN;
 	sigset_t children;
 
 	payload_group = payload;
@@ -269,22 +299,20 @@ _Noreturn void init_run(int payload)
 	sigemptyset(&children);
 	sigaddset(&children, SIGCHLD);
 	int signals = signalfd(-1, &children, SFD_CLOEXEC | SFD_NONBLOCK);
-	watch(EPOLL_CTL_ADD, CONTROL_FD, listening, EVENT_OWNER);
+	watch_owner(EPOLL_CTL_ADD);
 	watch(EPOLL_CTL_ADD, signals, EPOLLIN, EVENT_CHILDREN);
 	if (broker_listener() >= 0)
 		watch(EPOLL_CTL_ADD, broker_listener(), EPOLLIN, EVENT_BROKER);
 	command_open(epoll);
 	verify_open();
 	call_open(epoll);
+	input_open_table(epoll);
 	for (;;) {
 		serve();
 		command_prepare();
-		uint32_t interest = (outbox_full() ? 0 : EPOLLIN) | (outbox_due() ? EPOLLOUT : 0);
-		if (interest != listening)
-			watch(EPOLL_CTL_MOD, CONTROL_FD, interest, EVENT_OWNER);
-		listening = interest;
+		watch_owner(EPOLL_CTL_MOD);
 		uint64_t broker_due = broker_next();
-		interest = broker_due == UINT64_MAX ? EPOLLIN : 0;
+		uint32_t interest = broker_due == UINT64_MAX ? EPOLLIN : 0;
 		if (broker_listener() >= 0 && interest != answering)
 			watch(EPOLL_CTL_MOD, broker_listener(), interest, EVENT_BROKER);
 		answering = interest;
@@ -308,7 +336,9 @@ _Noreturn void init_run(int payload)
 			}
 			if (event == EVENT_BROKER)
 				broker_serve();
-			if (event >= EVENT_CALLS)
+			if (event >= EVENT_INPUTS)
+				input_event(event - EVENT_INPUTS, events[i].events);
+			else if (event >= EVENT_CALLS)
 				call_event(event - EVENT_CALLS);
 			else if (event >= EVENT_COMMANDS)
 				command_readable((unsigned)((event - EVENT_COMMANDS) / 2), (int)(event - EVENT_COMMANDS) % 2);

@@ -1,6 +1,6 @@
 /* pid1/: init, PID 1 of a sandbox. One event loop that runs commands and file operations for the owner.
  *
- * init.c is the loop, frame_queue.c and outbox.c are the frames in and out. A command: exec.c, process.c, command.c,
+ * init.c is the loop; frame_queue.c, input.c and outbox.c are the frames in and out. A command: exec.c, process.c, command.c,
  * output.c. Actions on files: files.c, tree_stream.c, edit.c, search.c, watch.c. Services: service_calls.c,
  * await_ready.c. Also priority.c (CPU weight), oom.c (OOM kills), verify.c (reset checks) and seccomp_broker.c (system
  * calls that init decides). Start reading at init_run(). */
@@ -19,6 +19,7 @@
 #define SERVICE_FD 3 /* in a service: its socket to init */
 #define OOM_FD 5     /* file with the OOM kill count of our control group */
 #define PAYLOAD_FD 6 /* cgroup v2: the directory of our control group */
+#define ANSWER_FD 7  /* as a guest: where answers go */
 
 #define CAPABILITY(name) (1u << (name))
 /* Capabilities of root in the sandbox, valid in its user namespace only: Docker's defaults without raw sockets, device
@@ -44,6 +45,16 @@ size_t outbox_size(void);
 bool outbox_due(void);   /* whether it should be sent now */
 bool outbox_full(void);  /* handle no further frames until it is sent */
 void outbox_flush(void); /* send what the socket takes; exits if the owner is gone */
+
+/* --- In-band input (input.c) --------------------------------------------------------------------- */
+
+#define EVENT_INPUTS (1u << 21)
+
+void input_open_table(int epoll);
+int input_open(uint32_t id); /* a descriptor to read the input of this request from, or -errno */
+int input_add(uint32_t id, const char *data, size_t size);
+void input_event(uint64_t index, uint32_t events);
+void input_end(uint32_t id); /* its request has ended */
 
 /* --- Queued frames (frame_queue.c) --------------------------------------------------------------- */
 

@@ -79,7 +79,8 @@ static void set_weight(const char *weight)
 void priority_begin(uint64_t time)
 {
 	started = time;
-	armed = !(host.without & WALL_CPU_PRIORITY);
+	/* The runtime of a guest shares the CPU. */
+	armed = !is_guest && !(host.without & WALL_CPU_PRIORITY);
 	if (demoted)
 		set_weight(weight_full);
 }

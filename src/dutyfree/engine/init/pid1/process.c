@@ -193,7 +193,8 @@ static int child(void *argument)
 			     syscall(SYS_setresgid, identity.group, identity.group, identity.group) < 0 ||
 			     syscall(SYS_setresuid, identity.user, identity.user, identity.user) < 0))
 		goto failed;
-	if ((!*start->user || identity.user == 0) && syscall(SYS_capset, &header, data) < 0)
+	/* A guest leaves root the capabilities that its runtime gives it. */
+	if (!is_guest && (!*start->user || identity.user == 0) && syscall(SYS_capset, &header, data) < 0)
 		goto failed;
 	start->flags = EXIT_NO_DIRECTORY;
 	/* Close it before chdir: /proc/self/fd must not lead to a directory of the host (CVE-2024-21626). */
@@ -264,20 +265,29 @@ static void kill_tracer(int proc, const char *pid)
 		kill(tracer, SIGKILL);
 }
 
-static bool has_mark(pid_t pid, uint64_t mark)
+/* From /proc: prlimit() of a process of another user takes CAP_SYS_RESOURCE, which we lack as a guest or without a user
+ * namespace. */
+static uint64_t read_mark(int proc, pid_t pid)
+{
+	static const char title[] = "\nMax realtime timeout";
+	char path[32], text[4096];
+	unsigned long long mark;
+
+	snprintf(path, sizeof path, "%d/limits", (int)pid);
+	if (read_file(proc, path, text, sizeof text) < 0)
+		return 0;
+	const char *line = strstr(text, title);
+	return line && sscanf(line + sizeof title - 1, "%*s %llu", &mark) == 1 ? mark : 0;
+}
+
+static bool has_mark(int proc, pid_t pid, uint64_t mark)
 {
 	struct rlimit found;
-	char path[32], text[2048];
-	uintmax_t found_mark;
 
-	if (prlimit(pid, RLIMIT_RTTIME, NULL, &found) == 0)
-		return found.rlim_max == mark;
-	/* Without a user namespace we may lack CAP_SYS_RESOURCE, which it takes for a process of another user. */
-	snprintf(path, sizeof path, "/proc/%d/limits", pid);
-	if (errno != EPERM || read_file(AT_FDCWD, path, text, sizeof text) <= 0)
-		return false;
-	const char *line = strstr(text, "Max realtime timeout");
-	return line && sscanf(line, "Max realtime timeout %*s %ju", &found_mark) == 1 && found_mark == mark;
+	if (prlimit(pid, RLIMIT_RTTIME, NULL, &found) < 0)
+		found.rlim_max = errno == EPERM ? read_mark(proc, pid) : 0;
+	/* No filter keeps a process of a guest from lowering its mark. One that was never given is no one else's. */
+	return found.rlim_max == mark || (is_guest && found.rlim_max && found.rlim_max < last_mark);
 }
 
 /* Signal all processes with the mark. Returns how many are alive. */
@@ -288,7 +298,7 @@ static unsigned signal_marked(uint64_t mark, pid_t spared, int number)
 
 	for (struct dirent *entry; proc && (entry = readdir(proc));) {
 		pid_t pid = (pid_t)atoi(entry->d_name);
-		if (pid <= 1 || pid == spared || !has_mark(pid, mark))
+		if (pid <= 1 || pid == spared || !has_mark(dirfd(proc), pid, mark))
 			continue;
 		if (!has_ended(dirfd(proc), entry->d_name)) {
 			kill(pid, number);

@@ -1,7 +1,7 @@
 /* setup/: a fresh clone of the launcher becomes PID 1 of a sandbox.
  *
  * sandbox.c mounts the root, drops privileges and starts init (pid1/); seccomp.c builds the seccomp filter from the
- * list in syscalls.h. Start reading at setup_run() in sandbox.c. */
+ * list in syscalls.h. guest.c is the same program as PID 1 of a container that another runtime made. Start reading at setup_run() in sandbox.c. */
 #ifndef DUTYFREE_SANDBOX_H
 #define DUTYFREE_SANDBOX_H
 
