@@ -62,7 +62,7 @@ class RecipeImages:
         return found
 
     async def config(self, image: str) -> Mapping[str, Any]:
-        """The image's configuration: environment, user, … An id names one image for ever. Raises CreateError."""
+        """The configuration of an image, by its id: environment, user, … Raises CreateError."""
         if image not in self._configs:
             try:
                 held = await inspect(self._engine, image) or {}
