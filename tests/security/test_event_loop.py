@@ -12,7 +12,7 @@ from typing import TypeVar
 import anyio
 import pytest
 
-from dutyfree.contract import List, Search, Substrate
+from dutyfree.contract import Exec, List, Search, Substrate
 from dutyfree.contract.errors import CollectError, InputClosed
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import EXIT
@@ -116,7 +116,7 @@ async def test_ends_that_make_no_sense(status: int) -> None:
     running = PendingCommand(asyncio.get_running_loop(), 0)
     ended = EXIT.unpack(EXIT.pack(status, *[0] * 12))
     with pytest.raises(CollectError):
-        observation.observe("x", None, None, running, ended, 0.0)
+        observation.observe(Exec("x"), running, ended, 0.0)
 
 
 async def test_files_that_are_none() -> None:

@@ -18,7 +18,7 @@ import pytest
 
 import dutyfree
 from dutyfree import Limits
-from dutyfree.contract import Sandbox, Substrate
+from dutyfree.contract import Exec, Sandbox, Substrate
 from dutyfree.engine.launcher.protocol import ExitFlag
 from dutyfree.engine.sandbox import tree_stream
 from dutyfree.engine.sandbox.observation import refusal
@@ -151,7 +151,7 @@ async def test_memory_has_a_limit_by_default(native: Substrate) -> None:
 
 @pytest.mark.parametrize("number", [errno.ENOMEM, errno.EAGAIN])
 def test_a_program_without_memory_or_process_is_observed(number: int) -> None:
-    seen = refusal("true", None, None, number, ExitFlag.NOT_STARTED, 0.0)
+    seen = refusal(Exec("true"), "", number, ExitFlag.NOT_STARTED, 0.0)
     assert (seen.exit_code, seen.started) == (126, False)
     assert b"cannot start a process" in seen.stderr
 

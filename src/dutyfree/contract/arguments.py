@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from operator import index
 
-from dutyfree.contract.action import Action, Command, Search
+from dutyfree.contract.action import Action, Command, Exec, Search
 from dutyfree.contract.errors import ActionKind, ArgumentError, LimitError, RequestError, UsageError
 from dutyfree.contract.observation import Observation, Span
 
@@ -52,6 +52,18 @@ def check_command(
         check_timeout(timeout)
     if user is not None and not isinstance(user, str):
         raise ArgumentError(f"user must be a str, not {_named(user)}", remedy="give the name, or str(uid)")
+
+
+def check_exec(action: Exec) -> None:
+    """Check the fields of an action. Raises ArgumentError."""
+    check_command(
+        action.command,
+        cwd=action.cwd,
+        env=action.env,
+        stdin=action.stdin,
+        timeout=action.timeout,
+        user=action.user,
+    )
 
 
 def _check_words(command: object) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from dutyfree.contract.abilities import Editing, Searching
 from dutyfree.contract.action import Action, Edit, Exec, List, Read, Result, Search, Write
 from dutyfree.contract.arguments import check_actions, check_bytes
@@ -32,18 +34,7 @@ async def perform(sandbox: Sandbox, action: Action) -> Result:
         case Edit(path, old, new):
             await sandbox.write(path, edited(path, await sandbox.read(path), old, new))
         case Search() if isinstance(sandbox, Searching):
-            return await sandbox.search(
-                action.path,
-                action.text,
-                regex=action.regex,
-                ignore_case=action.ignore_case,
-                names=action.names,
-                skip=action.skip,
-                binary=action.binary,
-                limit=action.limit,
-                width=action.width,
-                timeout=action.timeout,
-            )
+            return await sandbox.search(**msgspec.structs.asdict(action))
         case Search():
             raise UsageError("this substrate cannot search", remedy="run grep or find with exec")
     return None

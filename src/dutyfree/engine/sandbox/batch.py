@@ -11,7 +11,7 @@ import anyio
 import msgspec
 
 from dutyfree.contract import Action, Edit, Exec, List, Observation, Read, Result, Search, Write
-from dutyfree.contract.arguments import check_command, not_started
+from dutyfree.contract.arguments import check_exec, not_started
 from dutyfree.contract.errors import ActionError, SandboxGone
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import Frame
@@ -35,7 +35,7 @@ RESULTS_AT_ONCE = 16
 
 async def encode(
     actions: Sequence[Action],
-    encode_command: Callable[..., bytes],
+    encode_command: Callable[[Exec], bytes],
     encode_path: Callable[[str], bytes],
     *,
     stop_on_failure: bool,
@@ -56,12 +56,12 @@ async def encode(
 
 
 async def _encode(
-    action: Action, encode_command: Callable[..., bytes], encode_path: Callable[[str], bytes]
+    action: Action, encode_command: Callable[[Exec], bytes], encode_path: Callable[[str], bytes]
 ) -> tuple[Frame, bytes, int | None]:
     match action:
-        case Exec(command, cwd, env, stdin, timeout, user):
-            check_command(command, cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
-            body = encode_command(command, cwd, env, timeout, user)
+        case Exec(stdin=stdin):
+            check_exec(action)
+            body = encode_command(action)
             return Frame.EXEC, body, None if stdin is None else await contents.memory_file(stdin)
         case Read(path):
             return Frame.READ, encode_path(path), None
@@ -177,7 +177,7 @@ def _observation(action: Exec, running: PendingCommand) -> Observation:
     except CommandNotStarted as error:
         return not_started(error.message)
     received, sent = ended[2], ended[6]
-    seen = observe(action.command, action.user, action.cwd, running, ended, received / 1e9)
+    seen = observe(action, running, ended, received / 1e9)
     if len(seen.spans) == 1:
         return seen  # it never ran
     return msgspec.structs.replace(seen, seconds=(sent - received) / 1e9, spans=seen.spans[:-1])

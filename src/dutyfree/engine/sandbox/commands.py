@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import os
 import posixpath
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from time import perf_counter
 
-from dutyfree.contract import Command, Observation
+from dutyfree.contract import Exec, Observation
 from dutyfree.contract.abilities import Chunk
 from dutyfree.contract.arguments import (
     EMPTY,
@@ -19,7 +19,7 @@ from dutyfree.contract.arguments import (
     TOO_LONG,
     UNENCODABLE,
     Unrunnable,
-    check_command,
+    check_exec,
     not_started,
 )
 from dutyfree.engine.launcher import protocol
@@ -52,25 +52,16 @@ class CommandRunner:
         self._tail = min(limit // 2, TAIL_MAX)
         self._head = limit - self._tail
 
-    async def exec(
-        self,
-        command: Command,
-        *,
-        cwd: str | None,
-        env: Mapping[str, str] | None,
-        stdin: bytes | None,
-        timeout: float | None,
-        user: str | None,
-    ) -> Observation:
+    async def exec(self, action: Exec) -> Observation:
         asked = perf_counter()
-        check_command(command, cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
+        check_exec(action)
         channel = self._lifecycle.channel()
         try:
-            payload = self.encode(command, cwd, env, timeout, user)
+            payload = self.encode(action)
         except Unrunnable as error:
             return error.observation
-        given = None if stdin is None else await contents.memory_file(stdin)
-        identity, running = channel.exec(payload, given, timeout)
+        given = None if action.stdin is None else await contents.memory_file(action.stdin)
+        identity, running = channel.exec(payload, given, action.timeout)
         try:
             ended = await running.ended
         except asyncio.CancelledError:
@@ -78,35 +69,29 @@ class CommandRunner:
             raise
         except CommandNotStarted as error:
             return not_started(error.message, seconds=perf_counter() - asked)
-        return observe(command, user or self.defaults.user, cwd, running, ended, asked)
+        return observe(action, running, ended, asked, self.defaults.user)
 
     async def stream(
-        self,
-        command: Command,
-        *,
-        cwd: str | None,
-        env: Mapping[str, str] | None,
-        stdin: bytes | AsyncIterable[bytes] | None,
-        timeout: float | None,
-        user: str | None,
+        self, action: Exec, source: AsyncIterable[bytes] | None = None
     ) -> AsyncIterator[Chunk | Observation]:
+        """Run a command that reads what ``source`` yields, or the action's ``stdin``."""
         asked = perf_counter()
-        fed = isinstance(stdin, AsyncIterable)
-        check_command(command, cwd=cwd, env=env, stdin=None if fed else stdin, timeout=timeout, user=user)
+        check_exec(action)
         channel = self._lifecycle.channel()
         arrived: asyncio.Queue[Chunk | None] = asyncio.Queue()
         try:
-            payload = self.encode(command, cwd, env, timeout, user, protocol.EXEC_STREAM)
+            payload = self.encode(action, protocol.EXEC_STREAM)
         except Unrunnable as error:
             yield error.observation
             return
         given: AbstractAsyncContextManager[int | None]
-        if isinstance(stdin, AsyncIterable):
-            given = pipes.fed(stdin)
+        if source is not None:
+            given = pipes.fed(source)
         else:
-            given = contextlib.nullcontext(None if stdin is None else await contents.memory_file(stdin))
+            content = None if action.stdin is None else await contents.memory_file(action.stdin)
+            given = contextlib.nullcontext(content)
         async with given as descriptor:
-            identity, running = channel.exec(payload, descriptor, timeout)
+            identity, running = channel.exec(payload, descriptor, action.timeout)
             running.on_output = lambda stream, data: arrived.put_nowait(
                 Chunk("stdout" if stream == 1 else "stderr", data)
             )
@@ -118,18 +103,11 @@ class CommandRunner:
             finally:
                 if not running.ended.done():
                     await channel.kill_and_wait(identity, running)
-        yield observe(command, user or self.defaults.user, cwd, running, running.ended.result(), asked)
+        yield observe(action, running, running.ended.result(), asked, self.defaults.user)
 
-    def encode(
-        self,
-        command: Command,
-        cwd: str | None,
-        env: Mapping[str, str] | None,
-        timeout: float | None,
-        user: str | None,
-        flags: int = 0,
-    ) -> bytes:
+    def encode(self, action: Exec, flags: int = 0) -> bytes:
         """The payload of an EXEC frame. Raises Unrunnable."""
+        command, cwd, env, timeout = action.command, action.cwd, action.env, action.timeout
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else [*command]
         if not argv:
             raise Unrunnable(EMPTY, NOT_FOUND)
@@ -138,7 +116,7 @@ class CommandRunner:
         if defaults.directory:
             cwd = posixpath.join(defaults.directory, cwd or "")
         try:
-            words = [user or defaults.user, cwd or "", *argv]
+            words = [action.user or defaults.user, cwd or "", *argv]
             if env:
                 merged = [f"{name}={value}" for name, value in {**defaults.environment, **env}.items()]
                 count, variables = len(merged), b""

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from time import perf_counter
-from typing import NamedTuple
 
 import anyio
 
@@ -33,8 +32,7 @@ from dutyfree.engine.layers.named_snapshots import NamedSnapshots
 from dutyfree.engine.layers.start_state import StartState
 from dutyfree.engine.layers.urgency import Urgency
 from dutyfree.engine.sandbox.channel import Channel
-from dutyfree.engine.sandbox.sandbox import NativeSandbox, NetworkedSandbox
-from dutyfree.engine.sandbox.snapshot import Create
+from dutyfree.engine.sandbox.sandbox import NativeSandbox, NetworkedSandbox, SandboxHost
 
 BUILD_LIMITS = Limits(network="on")
 """Stages run with a network, as in an image build."""
@@ -110,6 +108,10 @@ class SandboxFactory:
             await _until_ready(channel, handle, network)
             return channel, handle
 
+        def fork_child(recipe: Recipe) -> AbstractAsyncContextManager[NativeSandbox]:
+            # With the present network policy, which may have changed since the creation.
+            return self.fork_child(recipe, limits, network.policy)
+
         begun = perf_counter()
         if not pooled:
             self.held.add(identity)
@@ -118,7 +120,7 @@ class SandboxFactory:
         self.layers.hold(state.trees)
         try:
             channel, handle = await create_on(state.trees)
-            host = _SandboxHost(self, limits, network, create_on)
+            host = SandboxHost(self._snapshots, self._named, self._resolvers, create_on, fork_child)
             sandbox = self._kind(identity, recipe, limits, state, channel, handle, network, host)
             sandbox.spans = create.spans(asked, begun, channel.ready.result())
             try:
@@ -195,31 +197,6 @@ async def _until_ready(channel: Channel, handle: SandboxHandle, network: Sandbox
         if isinstance(error, SubstrateError) and not isinstance(error, CreateError):
             raise CreateError(f"the sandbox died while it was made: {error.message}") from error
         raise
-
-
-class _SandboxHost(NamedTuple):
-    """What the factory does for one of its sandboxes. See ``sandbox.SandboxHost``."""
-
-    factory: SandboxFactory
-    limits: Limits
-    network: SandboxNetwork
-    create: Create
-
-    @property
-    def snapshots(self) -> MemorySnapshots:
-        return self.factory._snapshots
-
-    @property
-    def named(self) -> NamedSnapshots:
-        return self.factory._named
-
-    @property
-    def resolvers(self) -> tuple[network_policy.Resolver, ...]:
-        return self.factory._resolvers
-
-    def child(self, recipe: Recipe) -> AbstractAsyncContextManager[NativeSandbox]:
-        # With the parent's present network policy, which may have changed since its creation.
-        return self.factory.fork_child(recipe, self.limits, self.network.policy)
 
 
 @contextmanager

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
-from dutyfree.contract import Action, Command, Entry, Found, Observation, Result, Search, Span
+from dutyfree.contract import Action, Command, Entry, Exec, Found, Observation, Result, Search, Span
 from dutyfree.contract.abilities import Change, Chunk
 from dutyfree.contract.arguments import check_actions
 from dutyfree.contract.errors import ActionError
@@ -22,6 +23,11 @@ from dutyfree.engine.sandbox.files import SandboxFiles
 from dutyfree.engine.sandbox.lifecycle import Lifecycle
 from dutyfree.engine.sandbox.processes import NativeProcess, ProcessTable
 from dutyfree.engine.sandbox.shell import NativeShell, open_shell
+
+
+def as_exec(command: Command, *arguments: Any, **named: Any) -> Exec:
+    """The arguments of a method as an action; ``check_exec`` then checks their types."""
+    return Exec(command, *arguments, **named)  # type: ignore[arg-type]  # any sequence of words will do
 
 
 class InitSandbox:
@@ -65,7 +71,7 @@ class InitSandbox:
         user: str | None = None,
     ) -> Observation:
         """Run a command to its end. A command that fails is an observation, not an error."""
-        return await self._commands.exec(command, cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
+        return await self._commands.exec(as_exec(command, cwd, env, stdin, timeout, user))
 
     def stream(
         self,
@@ -78,7 +84,9 @@ class InitSandbox:
         user: str | None = None,
     ) -> AsyncIterator[Chunk | Observation]:
         """Run a command, and yield its output as it arrives; the last item is the observation."""
-        return self._commands.stream(command, cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
+        if isinstance(stdin, AsyncIterable):
+            return self._commands.stream(as_exec(command, cwd, env, None, timeout, user), stdin)
+        return self._commands.stream(as_exec(command, cwd, env, stdin, timeout, user))
 
     async def batch(
         self, actions: Sequence[Action], *, stop_on_failure: bool = True
@@ -109,7 +117,7 @@ class InitSandbox:
         stdin: bool = False,
     ) -> NativeProcess:
         """Start a background process."""
-        return await self._processes.start(command, cwd=cwd, env=env, stdin=stdin)
+        return await self._processes.start(as_exec(command, cwd, env), stdin=stdin)
 
     async def processes(self) -> tuple[NativeProcess, ...]:
         """The background processes that run, and the latest that have ended."""

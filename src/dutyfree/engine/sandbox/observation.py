@@ -11,7 +11,7 @@ import struct
 from operator import attrgetter
 from time import perf_counter
 
-from dutyfree.contract import KILLED, Command, Cut, Entry, Observation, Span, Usage
+from dutyfree.contract import KILLED, Cut, Entry, Exec, Observation, Span, Usage
 from dutyfree.contract.arguments import NOT_FOUND, NOT_RUNNABLE, not_started
 from dutyfree.contract.entries import entry
 from dutyfree.contract.errors import CollectError, SpecialFile, file_error
@@ -31,17 +31,15 @@ REASON_MAX = 1000
 
 
 def observe(
-    command: Command,
-    user: str | None,
-    cwd: str | None,
-    running: PendingCommand,
-    ended: tuple[int, ...],
-    asked: float,
+    action: Exec, running: PendingCommand, ended: tuple[int, ...], asked: float, user: str = ""
 ) -> Observation:
-    """The observation of a command that has ended; ``ended`` has the fields of its EXIT frame."""
+    """The observation of a command that has ended; ``ended`` has the fields of its EXIT frame.
+
+    ``user`` is the default user.
+    """
     status, flags, received, spawning, began, finished, sent, cpu, peak, _, _, cut_out, cut_err = ended
     if flags & REFUSED:
-        return refusal(command, user, cwd, status, flags, asked)
+        return refusal(action, action.user or user, status, flags, perf_counter() - asked)
     code = _exit_code(status)
     done = perf_counter()
     # Both clocks are CLOCK_MONOTONIC.
@@ -85,15 +83,12 @@ def final_code(status: int, flags: int) -> int:
     return KILLED - code if code < 0 else code
 
 
-def refusal(
-    command: Command, user: str | None, cwd: str | None, number: int, flags: int, asked: float
-) -> Observation:
+def refusal(action: Exec, user: str, number: int, flags: int, seconds: float) -> Observation:
     """The observation of a command that did not start."""
-    reason = _reason(command, user, cwd, number, flags)
-    return not_started(reason, final_code(number, flags), perf_counter() - asked)
+    return not_started(_reason(action, user, number, flags), final_code(number, flags), seconds)
 
 
-def _reason(command: Command, user: str | None, cwd: str | None, number: int, flags: int) -> str:
+def _reason(action: Exec, user: str, number: int, flags: int) -> str:
     if flags & ExitFlag.NO_PROCESS or number in (errno.EAGAIN, errno.ENOMEM):
         return f"cannot start a process in the sandbox: {os.strerror(number)}"
     if flags & ExitFlag.NO_USER and number == errno.EINVAL:
@@ -102,8 +97,9 @@ def _reason(command: Command, user: str | None, cwd: str | None, number: int, fl
     if flags & ExitFlag.NO_USER:
         return f"cannot run a command as {user!r}: there is no such user in the sandbox"
     if flags & ExitFlag.NO_DIRECTORY:
-        return f"{cwd or 'the working directory'}: {os.strerror(number)}"
-    return f"{'/bin/sh' if isinstance(command, str) else command[0]}: {os.strerror(number)}"
+        return f"{action.cwd or 'the working directory'}: {os.strerror(number)}"
+    program = "/bin/sh" if isinstance(action.command, str) else action.command[0]
+    return f"{program}: {os.strerror(number)}"
 
 
 def check(number: int, path: str) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from time import perf_counter
 from typing import Literal
 
 import msgspec
 
-from dutyfree.contract import Command, Cut, Observation
+from dutyfree.contract import Command, Cut, Exec, Observation
 from dutyfree.contract.abilities import Piece
-from dutyfree.contract.arguments import check_bytes, check_command
+from dutyfree.contract.arguments import check_bytes, check_exec
 from dutyfree.contract.errors import ArgumentError, LimitError, UnknownProcess
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import Frame
@@ -234,13 +234,11 @@ class ProcessTable:
         self._processes: dict[str, NativeProcess] = {}
         self.budget = OutputBudget()
 
-    async def start(
-        self, command: Command, *, cwd: str | None, env: Mapping[str, str] | None, stdin: bool
-    ) -> NativeProcess:
+    async def start(self, action: Exec, *, stdin: bool) -> NativeProcess:
         asked = perf_counter()
-        check_command(command, cwd=cwd, env=env)
+        check_exec(action)
         channel = self._lifecycle.channel()
-        payload = self._commands.encode(command, cwd, env, None, None, protocol.EXEC_STREAM)
+        payload = self._commands.encode(action, protocol.EXEC_STREAM)
         theirs, ours = create_pipe() if stdin else (None, None)
         try:
             identity, running = channel.exec(payload, theirs)
@@ -250,11 +248,11 @@ class ProcessTable:
             raise
         process = NativeProcess(
             f"{self._lifecycle.name}-{identity}",
-            command,
+            action.command,
             channel,
             identity,
             running,
-            partial(observe, command, self._commands.defaults.user, cwd, running, asked=asked),
+            partial(observe, action, running, asked=asked, user=self._commands.defaults.user),
             OutputLog(self._commands.output_limit, self.budget),
             None if ours is None else AsyncDescriptor(ours),
         )

@@ -8,9 +8,9 @@ terminals, services, snapshots and forks, the network. Its parts are ``terminal`
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Protocol
+from typing import NamedTuple
 
 import msgspec
 from anyio.abc import SocketStream
@@ -34,7 +34,7 @@ from dutyfree.engine.layers.memory_layers import MemorySnapshots
 from dutyfree.engine.layers.named_snapshots import NamedSnapshots
 from dutyfree.engine.layers.start_state import StartState
 from dutyfree.engine.sandbox.channel import Channel, SetupError
-from dutyfree.engine.sandbox.init_sandbox import InitSandbox
+from dutyfree.engine.sandbox.init_sandbox import InitSandbox, as_exec
 from dutyfree.engine.sandbox.lifecycle import NativeLifecycle
 from dutyfree.engine.sandbox.observation import REASON_MAX
 from dutyfree.engine.sandbox.services import Services
@@ -42,26 +42,16 @@ from dutyfree.engine.sandbox.snapshot import Create, SandboxLayers, enter_all, s
 from dutyfree.engine.sandbox.terminal import NativeTerminal, open_terminal
 
 
-class SandboxHost(Protocol):
+class SandboxHost(NamedTuple):
     """What the engine does for one of its sandboxes."""
 
-    @property
-    def snapshots(self) -> MemorySnapshots: ...
-
-    @property
-    def named(self) -> NamedSnapshots: ...
-
-    @property
-    def resolvers(self) -> Sequence[network_policy.Resolver]:
-        """The name servers that sandboxes with a network use."""
-        ...
-
-    @property
-    def create(self) -> Create: ...
-
-    def child(self, recipe: Recipe) -> AbstractAsyncContextManager[NativeSandbox]:
-        """A sandbox with the same limits and the same network, in the state of the recipe."""
-        ...
+    snapshots: MemorySnapshots
+    named: NamedSnapshots
+    resolvers: Sequence[network_policy.Resolver]
+    """The name servers that sandboxes with a network use."""
+    create: Create
+    child: Callable[[Recipe], AbstractAsyncContextManager[NativeSandbox]]
+    """A sandbox with the same limits and the same network, in the state of the recipe."""
 
 
 class NativeSandbox(InitSandbox):
@@ -111,17 +101,9 @@ class NativeSandbox(InitSandbox):
         user: str | None = None,
     ) -> AbstractAsyncContextManager[NativeTerminal]:
         """Run a command, by default a shell, in a terminal."""
-        return open_terminal(
-            self._lifecycle,
-            self._commands,
-            ["/bin/sh", "-i"] if command is None else command,
-            rows=rows,
-            columns=columns,
-            cwd=cwd,
-            env=env,
-            user=user,
-            term=self._recipe.env.get("TERM", "xterm-256color"),
-        )
+        action = as_exec(("/bin/sh", "-i") if command is None else command, cwd, env, user=user)
+        term = self._recipe.env.get("TERM", "xterm-256color")
+        return open_terminal(self._lifecycle, self._commands, action, rows, columns, term)
 
     # --- Services -----------------------------------------------------------------------------------
 
@@ -144,7 +126,7 @@ class NativeSandbox(InitSandbox):
         timeout: float | None = None,
     ) -> Observation:
         """Run a fork of a service to its end, as ``exec`` runs a command. Raises UsageError, ActionError."""
-        return await self._services.call(service, arguments, cwd=cwd, env=env, stdin=stdin, timeout=timeout)
+        return await self._services.call(service, as_exec(arguments, cwd, env, stdin, timeout))
 
     # --- Network ------------------------------------------------------------------------------------
 

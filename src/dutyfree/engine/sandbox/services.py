@@ -6,14 +6,15 @@ import asyncio
 import errno
 import os
 import posixpath
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
 
 import anyio
+import msgspec
 
-from dutyfree.contract import Observation
-from dutyfree.contract.arguments import NOT_RUNNABLE, Unrunnable, check_command, not_started
+from dutyfree.contract import Exec, Observation
+from dutyfree.contract.arguments import NOT_RUNNABLE, Unrunnable, check_exec, not_started
 from dutyfree.contract.errors import (
     ActionError,
     CreateError,
@@ -170,34 +171,26 @@ class Services:
             await process.end()
             await self._restart(process)
 
-    async def call(
-        self,
-        name: str,
-        arguments: Sequence[str],
-        *,
-        cwd: str | None,
-        env: Mapping[str, str] | None,
-        stdin: bytes | None,
-        timeout: float | None,
-    ) -> Observation:
+    async def call(self, name: str, action: Exec) -> Observation:
+        """Run a fork of a service, with the command of the action as its arguments."""
         asked = perf_counter()
         process = self._named(name)
         if not process.service.forks:
             raise UsageError(f"the service {name!r} does not fork: it cannot be called")
         # An absolute directory, because the service may run in another one than the sandbox.
-        directory = posixpath.join(self._workdir, cwd or "")
-        variables = {**process.service.env, **(env or {})}
-        check_command(arguments, cwd=cwd, env=env, stdin=stdin, timeout=timeout)
+        directory = posixpath.join(self._workdir, action.cwd or "")
+        check_exec(action)
+        variables = {**process.service.env, **(action.env or {})}
         try:
-            payload = self._commands.encode([*arguments], directory, variables, timeout, None)
+            payload = self._commands.encode(msgspec.structs.replace(action, cwd=directory, env=variables))
         except Unrunnable as error:
             return error.observation
         for _ in range(CALL_STARTS):
             identity = await self._running(process)
-            given = None if stdin is None else await contents.memory_file(stdin)
+            given = None if action.stdin is None else await contents.memory_file(action.stdin)
             channel = self._lifecycle.channel()
             call = protocol.CALL_REQUEST.pack(identity) + payload
-            identity, running = channel.exec(call, given, timeout, Frame.CALL)
+            identity, running = channel.exec(call, given, action.timeout, Frame.CALL)
             try:
                 ended = await running.ended
             except asyncio.CancelledError:
@@ -209,7 +202,7 @@ class Services:
                 continue  # it ended before it forked, so the call had no effect
             except CommandNotStarted as error:
                 return not_started(error.message, seconds=perf_counter() - asked)
-            return observe(arguments, None, cwd, running, ended, asked)
+            return observe(action, running, ended, asked)
         raise ActionError(
             f"the service {name!r} ended {CALL_STARTS} times before it forked: {process.output()}",
             kind="ended",
@@ -249,9 +242,8 @@ class Services:
         """Start it, and wait until it is ready. If it raises CreateError, the service does not run."""
         service, channel = process.service, self._lifecycle.channel()
         try:
-            payload = self._commands.encode(
-                service.command, service.cwd, service.env, None, None, protocol.EXEC_STREAM
-            )
+            started = Exec(service.command, service.cwd, service.env)
+            payload = self._commands.encode(started, protocol.EXEC_STREAM)
             kind = Frame.SERVICE if service.forks else Frame.EXEC
             process.started(channel, *channel.exec(payload, kind=kind))
             await self._wait_ready(process, channel)

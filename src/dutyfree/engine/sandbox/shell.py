@@ -20,7 +20,7 @@ from time import perf_counter
 import anyio
 import msgspec
 
-from dutyfree.contract import KILLED, Cut, Observation, Span
+from dutyfree.contract import KILLED, Cut, Exec, Observation, Span
 from dutyfree.contract.arguments import check_command, encoded
 from dutyfree.contract.errors import ActionError, SubstrateError
 from dutyfree.contract.output import Collector
@@ -46,7 +46,7 @@ async def open_shell(
 ) -> AsyncIterator[NativeShell]:
     """Start a shell, and kill it on exit. Raises DispatchError."""
     channel = lifecycle.channel()
-    payload = commands.encode(["/bin/sh"], None, None, None, None, protocol.EXEC_STREAM)
+    payload = commands.encode(Exec(("/bin/sh",)), protocol.EXEC_STREAM)
     shell = NativeShell(channel, payload, files, commands.output_limit)
     try:
         yield shell

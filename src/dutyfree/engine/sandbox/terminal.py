@@ -8,15 +8,16 @@ import fcntl
 import os
 import struct
 import termios
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from time import perf_counter
 
 import anyio
+import msgspec
 
-from dutyfree.contract import Command, Observation
-from dutyfree.contract.arguments import check_command
+from dutyfree.contract import Exec, Observation
+from dutyfree.contract.arguments import check_exec
 from dutyfree.contract.errors import ActionError, InputClosed, LimitError, SubstrateError
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import Frame
@@ -43,13 +44,9 @@ def check_size(rows: int, columns: int) -> None:
 async def open_terminal(
     lifecycle: Lifecycle,
     commands: CommandRunner,
-    command: Command,
-    *,
+    action: Exec,
     rows: int,
     columns: int,
-    cwd: str | None,
-    env: Mapping[str, str] | None,
-    user: str | None,
     term: str,
 ) -> AsyncIterator[NativeTerminal]:
     """Run the command in a terminal, and kill it on exit. ``term`` is the default of TERM.
@@ -58,12 +55,12 @@ async def open_terminal(
     """
     check_size(rows, columns)
     asked = perf_counter()
-    check_command(command, cwd=cwd, env=env, user=user)
+    check_exec(action)
     channel = lifecycle.channel()
-    env = {"TERM": term, **(env or {})}
-    payload = commands.encode(command, cwd, env, None, user, protocol.EXEC_STREAM)
+    action = msgspec.structs.replace(action, env={"TERM": term, **(action.env or {})})
+    payload = commands.encode(action, protocol.EXEC_STREAM)
     identity, running = channel.exec(protocol.WINDOW.pack(rows, columns) + payload, kind=Frame.TERMINAL)
-    observed = partial(observe, command, user or commands.defaults.user, cwd, running, asked=asked)
+    observed = partial(observe, action, running, asked=asked, user=commands.defaults.user)
     terminal = NativeTerminal(f"{lifecycle.name}-{identity}", channel, identity, running, observed)
     try:
         await terminal.wait_open()
