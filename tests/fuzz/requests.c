@@ -117,9 +117,48 @@ int __wrap_layer_remove(uint32_t number)
 int __wrap_upper_create(const struct create *spec, int *kept);
 int __wrap_upper_create(const struct create *spec, int *kept)
 {
-	(void)spec;
-	*kept = jail_memory("", 0);
+	if (!(spec->flags & CREATE_DISK))
+		*kept = jail_memory("", 0);
+	require(*kept >= 0, "a sandbox has a writable file system");
 	return jail_memory("", 0);
+}
+
+/* There is a template for this disk limit only. Some images are made later, some not at all. */
+#define DISK_LIMIT (1u << 20)
+static bool disk_waited;
+
+bool __wrap_disk_has_template(uint64_t size);
+bool __wrap_disk_has_template(uint64_t size)
+{
+	return size == DISK_LIMIT;
+}
+
+int __wrap_disk_take(uint64_t size);
+int __wrap_disk_take(uint64_t size)
+{
+	static unsigned turn;
+
+	require(size == DISK_LIMIT, "a sandbox on disk has a template");
+	if (disk_waited || turn++ % 2)
+		return jail_memory("", 0);
+	disk_waited = true;
+	return -EAGAIN;
+}
+
+static void make_disk(void)
+{
+	static unsigned turn;
+
+	if (disk_waited)
+		sandbox_disk_made(DISK_LIMIT, turn++ % 4 ? 0 : -ENOSPC, "the disk is full");
+	disk_waited = false;
+	sandbox_disk_made(DISK_LIMIT, 0, ""); /* no request waits */
+}
+
+bool __wrap_slot_shares_memory(const struct slot *slot);
+bool __wrap_slot_shares_memory(const struct slot *slot)
+{
+	return slot->number % 2;
 }
 
 int __wrap_snapshot_move(int *upper, uint32_t trees, bool force, struct snapshot_layers *layers);
@@ -131,10 +170,11 @@ int __wrap_snapshot_move(int *upper, uint32_t trees, bool force, struct snapshot
 	return force ? 0 : -EBUSY;
 }
 
-int __wrap_snapshot_copy(int upper, uint32_t trees, uint32_t serial);
-int __wrap_snapshot_copy(int upper, uint32_t trees, uint32_t serial)
+int __wrap_snapshot_copy(int upper, uint32_t trees, uint64_t disk, uint32_t serial);
+int __wrap_snapshot_copy(int upper, uint32_t trees, uint64_t disk, uint32_t serial)
 {
 	(void)serial;
+	require(!disk || disk == DISK_LIMIT, "a copy on disk has a template");
 	require(upper >= 0 && trees >= 1 && trees <= TREES_MAX, "a sandbox has trees to copy");
 	return -EAGAIN;
 }
@@ -279,6 +319,7 @@ static void send_request(const uint8_t *data, size_t size)
 	if (size >= sizeof head)
 		memcpy(&head, data, sizeof head);
 	receive();
+	make_disk();
 	unsigned replies = count_replies();
 	/* These are answered later, and may end another request that waits. */
 	bool later = head.kind == REQUEST_DESTROY || head.kind == REQUEST_FREEZE || head.kind == REQUEST_THAW ||

@@ -188,7 +188,7 @@ def _requests() -> list[bytes]:
 
     def create(flags: int, memory: int = 0) -> bytes:
         trees = (("", (1, 2)), ("usr", (3,)))
-        body = protocol.create(flags, trees, memory=memory, disk=1 << 20, pids=100, cpu_quota=0)
+        body = protocol.create(flags, trees, memory=memory, disk=1 << 20, shm=0, pids=100, cpu_quota=0)
         return request(Request.CREATE, 0, body + protocol.label(1, "image"))
 
     ended, frozen = event(ENDED, protocol.NUMBER.pack(1)), event(FROZEN, protocol.NUMBER.pack(1))
@@ -212,6 +212,8 @@ def _requests() -> list[bytes]:
         + request(Request.SNAPSHOT_COPY, 1),
         request(Request.MERGE, 0, protocol.merge([1], [2])) + request(Request.MERGE, 0, b"\1\0\0\0"),
         create(0, memory=1) + create(CreateFlag.SHARED_NETWORK),
+        (create(CreateFlag.DISK) + request(Request.SNAPSHOT_COPY, 1)) * 3 + ended,
+        request(Request.DISK) + request(Request.TEMPLATE, 0, protocol.DISK_LIMIT.pack(1 << 20)),
         create(0) + request(Request.AUDIT, 1) * 6 + ended + request(Request.AUDIT, 1),
         create(0) + freeze + freeze + frozen + thaw + freeze + ended,
         create(0) + opened + said + opened + said + request(Request.NETWORK, 1) + said + port + ended,

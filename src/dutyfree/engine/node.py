@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol
+from typing import Literal, Protocol
 
 import anyio
 import anyio.to_thread
@@ -29,8 +29,9 @@ from dutyfree.engine.exchange.peers import PeerSet
 from dutyfree.engine.host import capacity, features, sandbox_labels
 from dutyfree.engine.host.features import HostFeatures
 from dutyfree.engine.images import mirrors
-from dutyfree.engine.launcher import create, network_policy, protocol
+from dutyfree.engine.launcher import create, disk_storage, network_policy, protocol
 from dutyfree.engine.launcher.client import Launcher, LauncherError
+from dutyfree.engine.launcher.disk_storage import DiskStorage
 from dutyfree.engine.launcher.isolation import Isolation
 from dutyfree.engine.launcher.protocol import Request
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
@@ -64,6 +65,8 @@ class NodeOptions(Protocol):
     def insecure(self) -> tuple[str, ...]: ...
     @property
     def ready(self) -> int: ...
+    @property
+    def storage(self) -> Literal["memory", "disk"]: ...
     @property
     def resolvers(self) -> tuple[str, ...]: ...
     @property
@@ -100,8 +103,10 @@ class Node:
         daemon_image: DaemonImage,
         warmth: Warmth | None = None,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        storage: DiskStorage | None = None,
     ) -> None:
         self.options = options
+        self.storage = storage
         self.launcher = launcher
         self.features = host
         # Without root, some files in the store could not be removed again.
@@ -112,7 +117,7 @@ class Node:
             lacking = "isolation" if host.mode == "root" else "root"
             _log.warning("without %s, no layers are kept on disk, so peers are not asked for layers", lacking)
         self.layers = MemoryLayers(
-            launcher, capacity.share_of_memory() if options.kept is None else options.kept
+            launcher, capacity.share_of_memory() if options.kept is None else options.kept, storage
         )
         self.snapshots = MemorySnapshots(self.layers)
         self._disk = DiskLayers(launcher)
@@ -132,6 +137,7 @@ class Node:
             stage_timeout=options.longest_stage,
             isolation=self.isolation,
             timeouts=timeouts,
+            storage=storage,
         )
         peers = PeerSet(options.peers, options.peer_seconds) if options.peers else None
         self.builder = LayerBuilder(
@@ -151,14 +157,19 @@ class Node:
     ) -> Node:
         """Start the launcher, and prepare the parts of ``options.ready`` sandboxes.
 
-        Raises Unavailable, and OptionError for resolvers that cannot be used.
+        Raises Unavailable, OptionError for resolvers that cannot be used, and CreateError if what sandboxes
+        write should go to disk and no file system can be made there.
         """
         resolvers = await anyio.to_thread.run_sync(_resolvers, options.resolvers)
         spawn = partial(Launcher.spawn, Path(options.program), options.walls.flags)
         launcher = Launcher(*await anyio.to_thread.run_sync(spawn))
         try:
             host = await _greet(launcher, options.program)
-            node = cls(options, launcher, host, resolvers, daemon_image, warmth, timeouts)
+            storage = await DiskStorage.open(launcher, host) if options.storage == "disk" else None
+            node = cls(options, launcher, host, resolvers, daemon_image, warmth, timeouts, storage)
+            if storage is not None:
+                await storage.provide(disk_storage.limit_of(options.limits.disk))
+                await storage.provide(disk_storage.LEAST_MERGE)  # for snapshots of a few files
             await launcher.ask(Request.SLOTS, options.ready)
         except LauncherError as error:
             await _end(launcher)

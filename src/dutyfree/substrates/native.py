@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import anyio.to_thread
 import msgspec
@@ -58,6 +58,8 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Registries to use without TLS. Those on the loopback interface never use TLS."""
     ready: Ready = 4
     """The number of sandboxes whose parts the launcher prepares in advance and reuses; 0 for none."""
+    storage: Literal["memory", "disk"] = "memory"
+    """Where written files go: to a tmpfs, or to an ext4 image on disk (docs/engine.md)."""
     resolvers: tuple[str, ...] = ()
     """Addresses of DNS servers, with a port if it is not 53. By default those of the host."""
     kept: Annotated[int, msgspec.Meta(ge=0)] | None = None
@@ -122,7 +124,7 @@ class Native:
     """The last stage that idle sandboxes and layers may have; None for all stages."""
 
     def __init__(self, config: NativeConfig, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> None:
-        create.check_limits(config.limits)
+        create.check_limits(config.limits, on_disk=config.storage == "disk")
         try:
             config.walls.refuse_limits(config.limits)
         except CreateError as error:

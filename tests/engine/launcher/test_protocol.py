@@ -65,7 +65,7 @@ class Launcher:
 
     def sandbox(self) -> socket.socket:
         trees = (("", (self._root,)), ("usr", (self._usr,)))
-        body = protocol.create(0, trees, memory=0, disk=1 << 20, pids=100, cpu_quota=0)
+        body = protocol.create(0, trees, memory=0, disk=1 << 20, shm=0, pids=100, cpu_quota=0)
         _, (connected, pidfd) = self.ask(Request.CREATE, 0, body)
         os.close(pidfd)
         self._channels.append(channel := socket.socket(fileno=connected))
@@ -162,7 +162,7 @@ def test_requests_at_random(launcher: Launcher) -> None:
 def test_creations_at_random(launcher: Launcher) -> None:
     """Missing layers, mount points outside the root, counts above every limit."""
     chance = random.Random(2)
-    sound = protocol.create(0, (("", (1,)),), memory=0, disk=1 << 20, pids=0, cpu_quota=0)
+    sound = protocol.create(0, (("", (1,)),), memory=0, disk=1 << 20, shm=0, pids=0, cpu_quota=0)
     for _ in range(ROUNDS // 8):
         body = bytearray(sound)
         for _ in range(chance.randrange(1, 6)):

@@ -32,6 +32,8 @@ enum request_kind {
 	REQUEST_CREATE = 5,         /* struct create, label → reply.value = sandbox number, fds = socket, pidfd */
 	REQUEST_DESTROY = 6,        /* number = sandbox. The reply comes when all of it is removed */
 	REQUEST_SLOTS = 8,          /* number = how many slots to keep prepared */
+	REQUEST_DISK = 9,           /* fd = directory on the host for images of file systems. Once, not rootless */
+	REQUEST_TEMPLATE = 10,      /* u64 disk limit; fd = image of an empty ext4 of that size, to be copied */
 	REQUEST_FREEZE = 30,        /* number = sandbox. The reply comes when all its processes are frozen */
 	REQUEST_THAW = 31,          /* number = sandbox */
 	REQUEST_NETWORK = 20,       /* number = sandbox; struct network, rules. No body: close its network */
@@ -70,6 +72,7 @@ enum wall {
 
 enum create_flags {
 	CREATE_SHARED_NETWORK = 1, /* the sandbox uses the network of the launcher. Rootless, or without namespaces */
+	CREATE_DISK = 2,           /* written files go to a disk image: a copy of the template for this disk limit */
 };
 
 /* One mount of the sandbox: read-only layers, uppermost first, under a writable directory. Tree 0 is "/". */
@@ -96,6 +99,7 @@ struct create {
 	uint32_t trees;
 	uint64_t memory;    /* bytes, 0 for no limit */
 	uint64_t disk;      /* bytes, 0 for no limit */
+	uint64_t shm;       /* bytes of /dev/shm; without CREATE_DISK it shares the limit of disk */
 	uint64_t pids;      /* 0 for no limit */
 	uint64_t cpu_quota; /* microseconds per 100 ms, 0 for no limit */
 	struct tree tree[TREES_MAX];
@@ -109,6 +113,7 @@ struct create {
 struct merge {
 	uint32_t count;
 	uint32_t own;
+	uint64_t disk; /* the template for a new layer on disk; 0 for one in memory */
 	uint32_t layers[LAYERS_MAX];
 };
 

@@ -158,6 +158,22 @@ ssize_t receive_message(int socket, void *data, size_t size, int flags, int *fds
 	return received;
 }
 
+int receive_fd(int socket, void *data, size_t size, int *fd)
+{
+	size_t count;
+	ssize_t received;
+
+	do
+		received = receive_message(socket, data, size, 0, fd, 1, &count);
+	while (received < 0 && errno == EINTR);
+	if (received < 0)
+		count = 0;
+	int error = received < 0 ? -errno : 0;
+	if (!count)
+		*fd = -1;
+	return error ? error : received == (ssize_t)size ? 0 : -EPIPE;
+}
+
 int mount_new(const char *type, const char *const options[][2], unsigned attributes)
 {
 	AUTOCLOSE int context = (int)syscall(SYS_fsopen, type, FSOPEN_CLOEXEC);

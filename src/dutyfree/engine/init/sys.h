@@ -36,6 +36,8 @@ int send_message(int socket, const void *a, size_t a_size, const void *b, size_t
 
 /* Receive one message, and at most `room` ≤ MESSAGE_FDS descriptors, which are close-on-exec. Returns as recvmsg does. */
 ssize_t receive_message(int socket, void *data, size_t size, int flags, int *fds, size_t room, size_t *count);
+/* Receive one message of exactly this size, and the descriptor with it, or -1: 0, -EPIPE at the end, or -errno. */
+int receive_fd(int socket, void *message, size_t size, int *fd);
 
 /* The new mount API (fsopen, open_tree, move_mount): descriptors or -errno. An option without a value is a flag. */
 int mount_new(const char *type, const char *const options[][2], unsigned attributes);

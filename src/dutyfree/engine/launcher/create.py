@@ -10,8 +10,9 @@ from dutyfree.contract import Limits, Span
 from dutyfree.contract.errors import CreateError, LimitError
 from dutyfree.engine.host import capacity
 from dutyfree.engine.host.features import HostFeatures
-from dutyfree.engine.launcher import protocol
+from dutyfree.engine.launcher import disk_storage, protocol
 from dutyfree.engine.launcher.client import Launcher, LauncherError
+from dutyfree.engine.launcher.disk_storage import DiskStorage
 from dutyfree.engine.launcher.handle import SandboxHandle
 from dutyfree.engine.launcher.isolation import FULL_ISOLATION, Isolation
 from dutyfree.engine.launcher.protocol import CreateFlag, Request, Tree
@@ -36,8 +37,10 @@ class SandboxCreator:
         features: HostFeatures,
         isolation: Isolation = FULL_ISOLATION,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        storage: DiskStorage | None = None,
     ) -> None:
         self._launcher = launcher
+        self._storage = storage
         self._features = features
         self._isolation = isolation
         self._timeouts = timeouts
@@ -51,18 +54,30 @@ class SandboxCreator:
         key = (trees, limits, building)
         body = self._requests.get(key)
         if body is None:
-            body = encode_request(self._features, trees, limits, self._isolation, building=building)
+            body = encode_request(
+                self._features,
+                trees,
+                limits,
+                self._isolation,
+                building=building,
+                on_disk=self._storage is not None,
+            )
             # Snapshots come and go, and each is used a few times only.
             if len(self._requests) >= CACHED_REQUESTS:
                 self._requests.clear()
             self._requests[key] = body
         return body
 
-    async def start(self, identity: str, body: bytes) -> tuple[socket.socket, SandboxHandle]:
+    async def start(self, identity: str, body: bytes, limits: Limits) -> tuple[socket.socket, SandboxHandle]:
         """Start a sandbox: the connection to its init, and the handle that ends it. Raises CreateError."""
+        disk = disk_storage.limit_of(limits.disk)
+        if self._storage is not None:
+            await self._storage.provide(disk)
         try:
             reply = await self._launcher.ask(Request.CREATE, 0, body)
         except LauncherError as error:
+            if self._storage is not None and error.message.startswith(disk_storage.NOT_RESERVED):
+                raise await self._storage.refusal(error, disk) from error
             raise CreateError(
                 f"no sandbox could be made: {error.message}", remedy=capacity.remedy(error.number)
             ) from error
@@ -101,16 +116,19 @@ def next_span(asked: float, spans: tuple[Span, ...], name: str) -> Span:
     return Span(name, start, perf_counter() - asked - start)
 
 
-def check_limits(limits: Limits) -> None:
-    """Raises LimitError for limits that no host can enforce."""
+def check_limits(limits: Limits, *, on_disk: bool = False) -> None:
+    """Raises LimitError for limits that no host can enforce. ``on_disk``: written files go to disk."""
     if limits.memory is not None and limits.memory < LEAST_MEMORY:
         raise LimitError(f"no program runs in {limits.memory} bytes", remedy="allow at least 1M")
     if limits.cpus is not None and limits.cpus < LEAST_CPUS:
         raise LimitError(f"the kernel cannot limit to {limits.cpus} cpus", remedy="allow at least 0.01")
-    if limits.disk is not None and limits.memory is not None and limits.disk > limits.memory // 2:
+    if on_disk or limits.disk is None or limits.memory is None:
+        return
+    if limits.disk > limits.memory // 2:
         raise LimitError(
             f"a disk of {limits.disk} bytes does not fit into a memory of {limits.memory}",
-            remedy="written files are kept in memory: allow at least twice as much memory as disk",
+            remedy="written files are kept in memory: allow at least twice as much memory as disk, or use"
+            ' storage="disk"',
         )
 
 
@@ -121,21 +139,28 @@ def encode_request(
     isolation: Isolation = FULL_ISOLATION,
     *,
     building: bool = False,
+    on_disk: bool = False,
 ) -> bytes:
     """The body of a Request.CREATE, without its label. Raises LimitError, CreateError."""
-    check_limits(limits)
+    check_limits(limits, on_disk=on_disk)
     isolation.refuse_limits(limits)
     _check_enforceable(features, limits)
     pids = limits.pids if limits.pids is not None else DEFAULT_PIDS
     # Without a limit, one sandbox could take all memory. Its files count as memory too.
-    memory = (
-        max(capacity.share_of_memory(), 2 * (limits.disk or 0)) if limits.memory is None else limits.memory
-    )
+    files = 0 if on_disk else limits.disk or 0
+    memory = max(capacity.share_of_memory(), 2 * files) if limits.memory is None else limits.memory
+    flags = CreateFlag.SHARED_NETWORK if shares_network(features, limits, isolation) else CreateFlag(0)
+    if on_disk:
+        disk = disk_storage.limit_of(limits.disk)
+        flags |= CreateFlag.DISK
+    else:
+        disk = memory // 2 if limits.disk is None else limits.disk
     return protocol.create(
-        CreateFlag.SHARED_NETWORK if shares_network(features, limits, isolation) else 0,
+        flags,
         trees,
         memory=memory if "memory" in features.controllers else 0,
-        disk=memory // 2 if limits.disk is None else limits.disk,
+        disk=disk,
+        shm=memory // 2,
         pids=0 if "cgroups" in isolation.without else pids,
         cpu_quota=0 if limits.cpus is None else int(limits.cpus * 100_000),
         places=isolation.places(building=building),

@@ -22,6 +22,8 @@ class Request(IntEnum):
     CREATE = 5
     DESTROY = 6
     SLOTS = 8
+    DISK = 9
+    TEMPLATE = 10
     FREEZE = 30
     THAW = 31
     NETWORK = 20
@@ -35,6 +37,7 @@ class Request(IntEnum):
 
 class CreateFlag(IntFlag):
     SHARED_NETWORK = 1
+    DISK = 2
 
 
 class WallFlag(IntFlag):
@@ -167,11 +170,12 @@ REQUEST_MAX = 16384
 
 REQUEST = struct.Struct("=IIII")
 REPLY = struct.Struct("=IiII")
-CREATE = struct.Struct("=IIQQQQ")
+CREATE = struct.Struct("=IIQQQQQ")
+DISK_LIMIT = struct.Struct("=Q")
 TREE = struct.Struct(f"={MOUNTPOINT_MAX}sI{LAYERS_MAX}I")
 PLACES = struct.Struct("=I4x")
 PLACE = struct.Struct(f"={MOUNTPOINT_MAX}sI")
-MERGE = struct.Struct(f"=II{LAYERS_MAX}I")
+MERGE = struct.Struct(f"=IIQ{LAYERS_MAX}I")
 SNAPSHOT_USAGE = struct.Struct("=QQ")
 AUDIT_RESULT = struct.Struct("=Q")
 FRAME = struct.Struct("=IHHI")
@@ -216,12 +220,13 @@ def create(
     *,
     memory: int,
     disk: int,
+    shm: int,
     pids: int,
     cpu_quota: int,
     places: Sequence[Place] = (),
 ) -> bytes:
     """The body of a Request.CREATE."""
-    head = CREATE.pack(flags, len(trees), memory, disk, pids, cpu_quota)
+    head = CREATE.pack(flags, len(trees), memory, disk, shm, pids, cpu_quota)
     packed = [
         TREE.pack(mountpoint.encode(), len(layers), *layers, *[0] * (LAYERS_MAX - len(layers)))
         for mountpoint, layers in trees
@@ -231,10 +236,13 @@ def create(
     return head + b"".join(packed) + bytes(PLACE.size * (PLACES_MAX - len(places)))
 
 
-def merge(own: Sequence[int], below: Sequence[int] = ()) -> bytes:
-    """The body of a Request.MERGE: layers of a tree, the uppermost first, and those that they refer to."""
+def merge(own: Sequence[int], below: Sequence[int] = (), disk: int = 0) -> bytes:
+    """The body of a Request.MERGE: layers of a tree, the uppermost first, and those that they refer to.
+
+    ``disk`` is the template for a new layer on disk; 0 for one in memory.
+    """
     padding = [0] * (LAYERS_MAX - len(own) - len(below))
-    return MERGE.pack(len(own) + len(below), len(own), *own, *below, *padding)
+    return MERGE.pack(len(own) + len(below), len(own), disk, *own, *below, *padding)
 
 
 def label(number: int, image: str) -> bytes:

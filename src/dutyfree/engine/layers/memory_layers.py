@@ -16,8 +16,9 @@ import msgspec
 
 from dutyfree.contract import Recipe
 from dutyfree.contract.errors import ActionError, CreateError, ExecError, UsageError
-from dutyfree.engine.launcher import protocol
+from dutyfree.engine.launcher import disk_storage, protocol
 from dutyfree.engine.launcher.client import Launcher, layers_of
+from dutyfree.engine.launcher.disk_storage import DiskStorage
 from dutyfree.engine.launcher.protocol import Request, Tree
 from dutyfree.engine.layers.start_state import StartState
 
@@ -44,8 +45,9 @@ class MemorySnapshot(msgspec.Struct, frozen=True):
 class MemoryLayers:
     """The layers in memory of one launcher, and how many users each has."""
 
-    def __init__(self, launcher: Launcher, budget: int) -> None:
+    def __init__(self, launcher: Launcher, budget: int, storage: DiskStorage | None = None) -> None:
         self._launcher = launcher
+        self._storage = storage
         self.budget = budget
         """The most bytes that they may take together."""
         self._users: Counter[int] = Counter()
@@ -146,7 +148,11 @@ class MemoryLayers:
 
     async def _merge(self, layers: tuple[int, ...]) -> int:
         """One layer of several, with one user."""
-        reply = await self._launcher.ask(Request.MERGE, 0, protocol.merge(layers))
+        disk = 0
+        if self._storage is not None:
+            disk = disk_storage.merge_limit(sum(self._weights[layer] for layer in layers))
+            await self._storage.provide(disk)
+        reply = await self._launcher.ask(Request.MERGE, 0, protocol.merge(layers, disk=disk))
         (one,) = layers_of(reply)
         self._sizes[one], _ = protocol.SNAPSHOT_USAGE.unpack_from(reply.text)
         self._weights[one] = self._sizes[one]

@@ -11,6 +11,7 @@ from functools import partial
 from time import perf_counter
 
 import anyio
+import msgspec
 
 from dutyfree.contract import Limits, Recipe, Stage
 from dutyfree.contract.errors import CleanupError, CreateError, SubstrateError
@@ -20,6 +21,7 @@ from dutyfree.engine.host.sandbox_labels import LabelFile
 from dutyfree.engine.launcher import create, network_policy, protocol
 from dutyfree.engine.launcher.client import Launcher, LauncherError
 from dutyfree.engine.launcher.create import SandboxCreator
+from dutyfree.engine.launcher.disk_storage import DiskStorage
 from dutyfree.engine.launcher.handle import SandboxHandle
 from dutyfree.engine.launcher.isolation import FULL_ISOLATION, Isolation
 from dutyfree.engine.launcher.network import SandboxNetwork
@@ -53,6 +55,7 @@ class SandboxFactory:
         stage_timeout: float,
         isolation: Isolation = FULL_ISOLATION,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        storage: DiskStorage | None = None,
     ) -> None:
         self.layers = snapshots.layers
         self.held: set[str] = set()
@@ -68,7 +71,8 @@ class SandboxFactory:
         self._timeouts = timeouts
         self._labels = LabelFile(launcher.pid)
         self._numbers = itertools.count(1)
-        self._creator = SandboxCreator(launcher, features, isolation, timeouts)
+        self._creator = SandboxCreator(launcher, features, isolation, timeouts, storage)
+        self._storage = storage
         networked = features.mode == "root" and not isolation.shares_network
         self._kind = NetworkedSandbox if networked else NativeSandbox
 
@@ -101,7 +105,7 @@ class SandboxFactory:
 
         async def create_on(trees: tuple[Tree, ...]) -> tuple[Channel, SandboxHandle]:
             body = self._creator.body(trees, limits, building=building)
-            connected, handle = await self._creator.start(identity, body + label)
+            connected, handle = await self._creator.start(identity, body + label, limits)
             channel = Channel(
                 connected, identity, handle.give_up, handle.responds, answer_timeout=self._timeouts.answer
             )
@@ -167,7 +171,10 @@ class SandboxFactory:
         self, state: StartState, image: str | None = None
     ) -> AbstractAsyncContextManager[NativeSandbox]:
         """A sandbox in which stages run."""
-        return self.create(Recipe(image), BUILD_LIMITS, state, pooled=True, building=True)
+        limits = BUILD_LIMITS
+        if self._storage is not None:
+            limits = msgspec.structs.replace(limits, disk=self._storage.build_limit)
+        return self.create(Recipe(image), limits, state, pooled=True, building=True)
 
     async def apply(self, builder: NativeSandbox, stage: Stage, number: int) -> str:
         """Run a stage in a sandbox. Returns the commit of a cloned repository. Raises StageError."""

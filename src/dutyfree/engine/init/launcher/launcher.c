@@ -2,6 +2,7 @@
 #include "launcher/launcher.h"
 
 #include "egress/client.h"
+#include "launcher/disk.h"
 #include "launcher/fd_handover.h"
 #include "launcher/host.h"
 #include "launcher/host_probe.h"
@@ -63,6 +64,21 @@ static void add_layer(const struct request *request, const char *path)
 	slot_kill_parked(); /* their mount namespaces lack the new layer */
 }
 
+static void add_disk(const struct request *request, const char *body, int fd)
+{
+	int own = fcntl(fd, F_DUPFD_CLOEXEC, 3), error = own < 0 ? -errno : 0;
+	uint64_t size;
+
+	if (!error && request->kind == REQUEST_DISK)
+		error = disk_open(own);
+	if (!error && request->kind == REQUEST_TEMPLATE) {
+		memcpy(&size, body, sizeof size);
+		disk_add_template(own, size, request->serial);
+		return;
+	}
+	reply(request->serial, error, 0, NULL, 0, NULL, 0);
+}
+
 static void handle_request(const struct request *request, const char *body, int fd)
 {
 	char text[256];
@@ -116,7 +132,15 @@ static void handle_request(const struct request *request, const char *body, int 
 		if (request->number > 4096)
 			break;
 		slots_target = request->number;
+		disk_set_ready(slots_target);
+		disk_prepare();
 		reply(request->serial, 0, request->number, NULL, 0, NULL, 0);
+		return;
+	case REQUEST_DISK:
+	case REQUEST_TEMPLATE:
+		if (fd < 0 || host.rootless || request->size != (request->kind == REQUEST_DISK ? 0 : sizeof(uint64_t)))
+			break;
+		add_disk(request, body, fd);
 		return;
 	case REQUEST_NETWORK:
 		sandbox_network(request, body);
@@ -137,6 +161,13 @@ static _Noreturn void shut_down(void)
 	for (struct sandbox *sandbox; (sandbox = sandbox_next(&at));)
 		pidfd_signal(sandbox->slot->pidfd, SIGKILL);
 	slot_kill_parked();
+	at = 0;
+	for (struct sandbox *sandbox; (sandbox = sandbox_next(&at));)
+		if (sandbox->disk) {
+			waitpid(sandbox->slot->pid, NULL, 0);
+			disk_dispose(&sandbox->upper, !sandbox->upper_taken && !sandbox->upper_copied);
+		}
+	disk_close();
 	snapshot_kill_all();
 	egress_client_close();
 	while (wait(NULL) > 0 || errno == EINTR)
@@ -248,6 +279,10 @@ static void handle_event(uint64_t event)
 		receive();
 	else if (event == EGRESS_EVENT)
 		egress_replied();
+	else if (event == DISK_EVENT)
+		disk_replied();
+	else if (event == DISPOSED_EVENT)
+		disk_disposed();
 	else if (event & SNAPSHOT_EVENT)
 		snapshot_job_ended((uint32_t)event);
 	else if (sandbox && event & FREEZE_EVENT)
@@ -273,12 +308,17 @@ _Noreturn void launcher_run(int socket, unsigned without)
 	}
 	for (;;) {
 		int freeze_ms = freeze_wait_ms();
-		int wait_ms = freeze_ms >= 0 ? freeze_ms : slot_needs_parked(slots_target) ? pause_ms : -1;
+		bool short_of_parts = slot_needs_parked(slots_target) || disk_lacks_ready();
+		int wait_ms = freeze_ms >= 0 ? freeze_ms : short_of_parts ? pause_ms : -1;
 		int count = epoll_wait(launcher_epoll, events, 64, wait_ms);
 		if (freeze_ms >= 0)
 			freeze_poll();
-		if (count == 0 && freeze_ms != 1 && slot_needs_parked(slots_target)) /* idle: prepare a slot */
-			pause_ms = slot_prepare(slots_target) < 0 ? RETRY_MS : IDLE_MS;
+		if (count == 0 && freeze_ms != 1 && short_of_parts) { /* idle: prepare parts */
+			disk_prepare();
+			pause_ms = IDLE_MS;
+			if (slot_needs_parked(slots_target) && slot_prepare(slots_target) < 0)
+				pause_ms = RETRY_MS;
+		}
 		for (int i = 0; i < count; i++)
 			handle_event(events[i].data.u64);
 	}

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "launcher/layers.h"
 
+#include "launcher/disk.h"
 #include "launcher/host.h"
 #include "sys.h"
 
@@ -226,11 +227,13 @@ int layer_remove(uint32_t number)
 	struct detached_layer **at = find_detached(number), *layer = *at;
 	if (layer) {
 		*at = layer->next;
-		close(layer->mount);
+		disk_dispose(&layer->mount, false);
 		free(layer);
 		return rmdir(path) < 0 ? -errno : 0;
 	}
-	if (umount2(path, MNT_DETACH) < 0 || rmdir(path) < 0)
-		return -errno;
-	return 0;
+	/* The last mount of an image waits for the disk when it goes. Do not wait here. */
+	int last_use = disk_in_use() ? mount_clone(AT_FDCWD, path, false) : -1;
+	int error = umount2(path, MNT_DETACH) < 0 || rmdir(path) < 0 ? -errno : 0;
+	disk_dispose(&last_use, false);
+	return error;
 }

@@ -2,6 +2,7 @@
 #include "launcher/sandboxes.h"
 
 #include "egress/client.h"
+#include "launcher/disk.h"
 #include "launcher/host.h"
 #include "launcher/layers.h"
 #include "launcher/parked.h"
@@ -63,6 +64,8 @@ static bool is_valid(const struct create *spec)
 	for (uint32_t i = 0; i < spec->places; i++)
 		if (!place_is_valid(&spec->place[i]))
 			return false;
+	if (spec->flags & CREATE_DISK && (host.rootless || !disk_has_template(spec->disk)))
+		return false;
 	if (spec->trees < 1 || spec->trees > TREES_MAX || spec->tree[0].mountpoint[0])
 		return false;
 	for (uint32_t i = 0; i < spec->trees; i++) {
@@ -150,6 +153,45 @@ static const char *start_sandbox(struct sandbox *sandbox, const struct create *s
 	return step;
 }
 
+/* Requests that wait for a file system on disk, the first one first. */
+static struct waiting_create {
+	struct waiting_create *next;
+	struct request request;
+	char body[];
+} *waiting;
+
+static int await_disk(const struct request *request, const char *body)
+{
+	struct waiting_create *create = malloc(sizeof *create + request->size), **last = &waiting;
+
+	if (!create)
+		return -ENOMEM;
+	create->next = NULL;
+	create->request = *request;
+	memcpy(create->body, body, request->size);
+	while (*last)
+		last = &(*last)->next;
+	*last = create;
+	return 0;
+}
+
+void sandbox_disk_made(uint64_t size, int error, const char *step)
+{
+	struct waiting_create **at = &waiting, *create;
+
+	while (*at && ((const struct create *)(const void *)(*at)->body)->disk != size)
+		at = &(*at)->next;
+	create = *at;
+	if (!create)
+		return;
+	*at = create->next;
+	if (error)
+		refuse(create->request.serial, error, step);
+	else
+		sandbox_create(&create->request, create->body);
+	free(create);
+}
+
 void sandbox_create(const struct request *request, const char *body)
 {
 	const struct create *spec = (const struct create *)(const void *)body;
@@ -159,19 +201,32 @@ void sandbox_create(const struct request *request, const char *body)
 		refuse(request->serial, -EPROTO, "malformed request");
 		return;
 	}
+	int upper = spec->flags & CREATE_DISK ? disk_take(spec->disk) : -1;
+	if (upper == -EAGAIN) {
+		int queued = await_disk(request, body);
+		if (queued)
+			refuse(request->serial, queued, "the launcher is out of memory");
+		return;
+	}
+	if (spec->flags & CREATE_DISK && upper < 0) {
+		refuse(request->serial, upper, "cannot start the process that makes file systems");
+		return;
+	}
 	struct sandbox *sandbox = calloc(1, sizeof *sandbox);
 	int error = -ENOMEM;
 	const char *step = "the launcher is out of memory";
 
 	if (sandbox) {
 		sandbox->number = free_number();
-		sandbox->freeze_events = sandbox->upper = -1;
+		sandbox->freeze_events = -1;
+		sandbox->upper = upper;
 	}
 	if (sandbox && !sandbox->number) {
 		error = -EUSERS;
 		step = "the launcher already has 65,536 sandboxes, the maximum";
 	} else if (sandbox) {
 		sandbox->trees = spec->trees;
+		sandbox->disk = spec->flags & CREATE_DISK ? spec->disk : 0;
 		sandbox->shared_network = spec->flags & CREATE_SHARED_NETWORK;
 		step = start_sandbox(sandbox, spec, label, &error);
 	}
@@ -188,7 +243,8 @@ void sandbox_create(const struct request *request, const char *body)
 		if (sandbox && sandbox->slot)
 			slot_destroy(sandbox->slot);
 		if (sandbox)
-			close_fd(&sandbox->upper);
+			upper = sandbox->upper;
+		disk_dispose(&upper, true);
 		free(sandbox);
 		return;
 	}
@@ -217,7 +273,7 @@ void sandbox_ended(struct sandbox *sandbox, unsigned slots_target)
 	/* The owner has the pidfd too, so closing ours does not remove it from epoll. */
 	epoll_ctl(launcher_epoll, EPOLL_CTL_DEL, sandbox->slot->pidfd, NULL);
 	close_fd(&sandbox->slot->pidfd);
-	close_fd(&sandbox->upper);
+	disk_dispose(&sandbox->upper, !sandbox->upper_taken && !sandbox->upper_copied);
 	sandbox->ended = true;
 	freeze_finish(sandbox, -ESTALE);
 	if (sandbox->frozen)
@@ -284,9 +340,13 @@ void sandbox_snapshot(const struct request *request)
 	int error = !sandbox || sandbox->ended ? -ESTALE : sandbox->upper < 0 ? -EMFILE : 0;
 
 	if (!error && request->kind == REQUEST_SNAPSHOT_COPY) {
-		watch_job(snapshot_copy(sandbox->upper, sandbox->trees, request->serial), request->serial);
+		sandbox->upper_copied = true;
+		watch_job(snapshot_copy(sandbox->upper, sandbox->trees, sandbox->disk, request->serial), request->serial);
 		return;
 	}
+	/* Files in /dev/shm are in no layer. A moved snapshot would lose them. */
+	if (!error && request->size == 0 && sandbox->disk && slot_shares_memory(sandbox->slot))
+		error = -EBUSY;
 	if (!error)
 		error = snapshot_move(&sandbox->upper, sandbox->trees, request->size > 0, &layers);
 	if (!error)
@@ -299,7 +359,7 @@ void snapshot_merge_request(const struct request *request, const char *body, int
 	const struct merge *spec = (const struct merge *)(const void *)body;
 
 	if (request->size != sizeof *spec || spec->own < 1 || spec->own > spec->count ||
-	    spec->count > LAYERS_MAX)
+	    spec->count > LAYERS_MAX || (spec->disk && !disk_has_template(spec->disk)))
 		refuse(request->serial, -EPROTO, "malformed request");
 	else
 		watch_job(snapshot_merge(spec, target, request->serial), request->serial);

@@ -11,10 +11,12 @@
 struct sandbox {
 	uint32_t number;
 	uint32_t trees;
+	uint64_t disk; /* its disk limit if what it writes goes to disk, else 0 */
 	struct slot *slot;
 	int upper; /* its writable file system, detached and not idmapped, for snapshots; -1 without */
 	bool ended;
-	bool upper_taken; /* its files became layers */
+	bool upper_taken;  /* its files became layers */
+	bool upper_copied; /* a job copies its files, or has copied them */
 	bool destroying;  /* reply to DESTROY when it has ended */
 	uint32_t destroy_serial;
 	bool frozen;       /* it was frozen at some time */
@@ -28,10 +30,13 @@ struct sandbox {
 };
 
 /* Data of the launcher's epoll events: 0 for the owner; a sandbox's number when its PID 1 ends; FREEZE_EVENT with a
- * sandbox's number; EGRESS_EVENT; SNAPSHOT_EVENT with the number of a job. */
+ * sandbox's number; EGRESS_EVENT; SNAPSHOT_EVENT with the number of a job; DISK_EVENT;
+ * DISPOSED_EVENT. */
 #define FREEZE_EVENT (1ull << 32)
 #define EGRESS_EVENT (1ull << 33)
 #define SNAPSHOT_EVENT (1ull << 34)
+#define DISK_EVENT (1ull << 35)
+#define DISPOSED_EVENT (1ull << 36)
 
 extern int launcher_epoll;
 

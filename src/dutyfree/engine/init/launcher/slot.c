@@ -234,6 +234,22 @@ int slot_has_message_queues(const struct slot *slot)
 	return error == -ENOTEMPTY ? 1 : error;
 }
 
+bool slot_shares_memory(const struct slot *slot)
+{
+	char path[64];
+	int entries = 0;
+
+	/* A mount on a read-only file system: no process of the sandbox can put anything else there. */
+	snprintf(path, sizeof path, "%d/root/dev/shm", (int)slot->pid);
+	int fd = openat(host_proc, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *directory = fd < 0 ? NULL : fdopendir(fd);
+	while (directory && entries < 3 && readdir(directory))
+		entries++;
+	if (directory)
+		closedir(directory);
+	return entries != 2; /* besides "." and ".." */
+}
+
 struct slot *slot_create(void)
 {
 	struct slot *slot = calloc(1, sizeof *slot);

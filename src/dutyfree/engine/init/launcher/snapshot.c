@@ -3,6 +3,7 @@
 
 #include "launcher/cgroup.h"
 #include "launcher/cgroup_v2.h"
+#include "launcher/disk.h"
 #include "launcher/layers.h"
 #include "launcher/overlay_merge.h"
 #include "sys.h"
@@ -15,6 +16,7 @@
 #include <stdlib.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/syscall.h>
@@ -32,7 +34,8 @@ static struct job {
 	bool used;
 	pid_t pid;
 	int pidfd;
-	int target;     /* the tmpfs to fill, -1 for a directory of the owner */
+	int target;     /* the tmpfs to fill, -1 for a directory of the owner or an image */
+	int channel;    /* on which the job sends the image that it has made and filled, else -1 */
 	uint32_t trees; /* number of trees in it */
 	uint32_t serial;
 } jobs[JOBS_MAX];
@@ -45,6 +48,11 @@ static int measure(int upper, struct snapshot_usage *usage)
 		return -errno;
 	usage->size = (uint64_t)(found.f_blocks - found.f_bfree) * (uint64_t)found.f_bsize;
 	usage->files = (uint64_t)(found.f_files - found.f_ffree);
+	struct snapshot_usage empty;
+	if (disk_is_image(upper, &empty)) {
+		usage->size -= usage->size < empty.size ? usage->size : empty.size;
+		usage->files -= usage->files < empty.files ? usage->files : empty.files;
+	}
 	return 0;
 }
 
@@ -73,6 +81,8 @@ static int add_layers(int *upper, uint32_t trees, struct snapshot_layers *layers
 	}
 	if (attached)
 		umount2("/up", MNT_DETACH);
+	if (!error)
+		disk_trim(*upper);
 	while (error && layers->count > 0)
 		layer_remove(layers->number[--layers->count]);
 	return error;
@@ -88,6 +98,8 @@ static bool shares_memory(int upper)
 		entries++;
 	if (directory)
 		closedir(directory);
+	if (fd < 0 && errno == ENOENT) /* an image has none: /dev/shm of its sandbox lies elsewhere */
+		return false;
 	return entries != 2; /* besides "." and ".." */
 }
 
@@ -145,12 +157,18 @@ static int copy_trees(int upper, int target, uint32_t trees)
 	return 0;
 }
 
-/* Fork the child that does the copying. Returns 1 in the child, 0 in the parent, or -errno. */
-static int start_job(struct job *job)
+/* Fork the child that does the copying. Returns 1 in the child, 0 in the parent, or -errno. `sends_image`: the child
+ * gets a socket for the image in job->channel, and the parent the other end. */
+static int start_job(struct job *job, bool sends_image)
 {
+	int pair[2] = {-1, -1};
 	pid_t parent = getpid();
 
+	if (sends_image && socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
+		return -errno;
 	job->pid = fork_into(cgroup_v2_inits);
+	job->channel = pair[job->pid == 0];
+	close_fd(&pair[job->pid != 0]);
 	if (job->pid == 0) {
 		/* Charge what it writes to the memory group of all sandboxes. */
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -159,13 +177,16 @@ static int start_job(struct job *job)
 			_exit(EPERM);
 		return 1;
 	}
-	if (job->pid < 0)
-		return job->pid;
-	job->pidfd = (int)syscall(SYS_pidfd_open, job->pid, 0);
-	if (job->pidfd < 0) {
+	int error = job->pid < 0 ? job->pid : 0;
+	job->pidfd = error ? -1 : (int)syscall(SYS_pidfd_open, job->pid, 0);
+	if (!error && job->pidfd < 0) {
+		error = -errno;
 		kill(job->pid, SIGKILL);
 		waitpid(job->pid, NULL, 0);
-		return -errno;
+	}
+	if (error) {
+		close_fd(&job->channel);
+		return error;
 	}
 	job->used = true;
 	return 0;
@@ -179,7 +200,13 @@ static struct job *free_job(void)
 	return NULL;
 }
 
-int snapshot_copy(int upper, uint32_t trees, uint32_t serial)
+/* In the child of a job with an image: make it, fill it, and send it. Returns 0 or -errno. */
+static int send_image(const struct job *job, int error)
+{
+	return error ? error : send_message(job->channel, "", 1, NULL, 0, &job->target, 1);
+}
+
+int snapshot_copy(int upper, uint32_t trees, uint64_t disk, uint32_t serial)
 {
 	struct snapshot_usage usage;
 	struct job *job = free_job();
@@ -187,10 +214,17 @@ int snapshot_copy(int upper, uint32_t trees, uint32_t serial)
 
 	if (error)
 		return error;
-	*job = (struct job){.target = create_target(&usage, trees), .trees = trees, .serial = serial};
-	if (job->target < 0)
+	if (disk)
+		disk = disk_copy_size(disk, &usage);
+	*job = (struct job){.target = disk ? -1 : create_target(&usage, trees), .trees = trees, .serial = serial};
+	if (!disk && job->target < 0)
 		return job->target;
-	error = start_job(job);
+	error = start_job(job, disk > 0);
+	if (error > 0 && disk) {
+		job->target = disk_make_now(disk);
+		error = job->target < 0 ? job->target : copy_trees(upper, job->target, trees);
+		_exit(-send_image(job, error));
+	}
 	if (error > 0)
 		_exit(-copy_trees(upper, job->target, trees));
 	if (error)
@@ -208,9 +242,13 @@ static int run_merge(struct job *job, const struct merge *spec, int target)
 		if (layers[i] < 0)
 			return layers[i];
 	}
+	if (spec->disk && target < 0)
+		job->target = disk_make_now(spec->disk);
+	if (spec->disk && target < 0 && job->target < 0)
+		return job->target;
 	AUTOCLOSE int to = job->target < 0 ? fcntl(target, F_DUPFD_CLOEXEC, 3) : open_tree_of(job->target, 0);
 	error = to < 0 ? to : overlay_merge(layers, (int)spec->count, (int)spec->own, to, job->target < 0);
-	return error;
+	return job->channel < 0 ? error : send_image(job, error);
 }
 
 int snapshot_merge(const struct merge *spec, int target, uint32_t serial)
@@ -228,11 +266,12 @@ int snapshot_merge(const struct merge *spec, int target, uint32_t serial)
 	if (error)
 		return error;
 	*job = (struct job){.target = -1, .trees = target < 0, .serial = serial};
-	if (target < 0)
+	bool in_memory = target < 0 && !spec->disk;
+	if (in_memory)
 		job->target = create_target(&most, 1);
-	if (target < 0 && job->target < 0)
+	if (in_memory && job->target < 0)
 		return job->target;
-	error = start_job(job);
+	error = start_job(job, target < 0 && spec->disk);
 	if (error > 0)
 		_exit(-run_merge(job, spec, target));
 	if (error)
@@ -252,12 +291,17 @@ int snapshot_finish(int number, struct snapshot_layers *layers, uint32_t *serial
 
 	if (!error)
 		error = WIFEXITED(status) ? -WEXITSTATUS(status) : -EIO;
+	if (!error && job->channel >= 0) {
+		char byte;
+		error = receive_fd(job->channel, &byte, sizeof byte, &job->target);
+	}
 	*serial = job->serial;
 	*layers = (struct snapshot_layers){.count = 0};
 	if (!error && job->target >= 0)
 		error = add_layers(&job->target, job->trees, layers);
 	close_fd(&job->pidfd);
-	close_fd(&job->target);
+	close_fd(&job->channel);
+	disk_dispose(&job->target, false);
 	job->used = false;
 	return error;
 }

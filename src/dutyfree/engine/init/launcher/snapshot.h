@@ -18,8 +18,8 @@ struct snapshot_layers {
 int snapshot_move(int *upper, uint32_t trees, bool force, struct snapshot_layers *layers);
 
 /* These start a job, a process of its own, and return its number or -errno. A merge goes into a directory, or into a new
- * layer if target < 0. */
-int snapshot_copy(int upper, uint32_t trees, uint32_t serial);
+ * layer if target < 0. `disk` is the template for layers on disk, 0 for layers in memory. */
+int snapshot_copy(int upper, uint32_t trees, uint64_t disk, uint32_t serial);
 int snapshot_merge(const struct merge *spec, int target, uint32_t serial);
 
 int snapshot_pidfd(int number); /* readable when the job has ended */

@@ -115,7 +115,8 @@ failed:;
 
 int upper_create(const struct create *spec, int *kept)
 {
-	*kept = create_tmpfs(spec);
+	if (!(spec->flags & CREATE_DISK))
+		*kept = create_tmpfs(spec);
 	if (*kept < 0)
 		return *kept;
 	int used = mount_clone(*kept, "", false);
@@ -265,6 +266,19 @@ static void mount_upper(void)
 	close_fd(&upper_fd); /* from now on, only the overlay and the plain directories lead to it */
 }
 
+/* Shared memory is in memory, also where other files are on disk. */
+static int create_shm(const struct create *spec)
+{
+	char size[32], inodes[32], owner[16];
+	const char *options[][2] = {{"mode", "1777"}, {"size", size},   {"nr_inodes", inodes},
+				    {"uid", owner},   {"gid", owner}, {NULL, NULL}};
+
+	snprintf(size, sizeof size, "%llu", (unsigned long long)spec->shm);
+	snprintf(inodes, sizeof inodes, "%llu", (unsigned long long)spec->shm / 4096 + 1024);
+	snprintf(owner, sizeof owner, "%u", own_slot->first_id);
+	return mount_new("tmpfs", (const char *const(*)[2])options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+}
+
 /* Returns the places that are no overlay, as bits. */
 static uint32_t mount_root(const struct create *spec)
 {
@@ -290,7 +304,8 @@ static uint32_t mount_root(const struct create *spec)
 	uint32_t places = places_mount(spec);
 	move("/parked/proc", "proc");
 	move("/parked/dev", "dev");
-	attach(mount_clone(AT_FDCWD, "/up/shm", false), "dev/shm", "mount /dev/shm");
+	int shm = spec->flags & CREATE_DISK ? create_shm(spec) : mount_clone(AT_FDCWD, "/up/shm", false);
+	attach(shm, "dev/shm", "mount /dev/shm");
 	/* Move the new root over the launcher's and chroot, because pivot_root iterates over every process of the host.
 	 * Only chroot or setns could reach the mount below, and the seccomp filter blocks both. */
 	must_call(syscall(SYS_move_mount, AT_FDCWD, ".", AT_FDCWD, "/", 0), "move the new root into place");

@@ -11,7 +11,7 @@
 void setup_prepare(int proc); /* once: find out which masks this host's /proc needs */
 
 /* Create the writable file system of a sandbox. Returns a detached mount for the sandbox, or -errno; `kept` is a second
- * one, from which the launcher takes snapshots. */
+ * one, from which the launcher takes snapshots. With CREATE_DISK, the file system is already in `kept`. */
 int upper_create(const struct create *spec, int *kept);
 
 /* Runs in the clone and does not return: prepare what all sandboxes share, park, then become a sandbox. */
