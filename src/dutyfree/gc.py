@@ -51,8 +51,9 @@ async def collect(*, spare: int = Budget().disk, dry_run: bool = False) -> list[
 
 def _local(spare: int, dry_run: bool) -> Iterator[Leftover]:
     yield from _control_groups(dry_run)
-    for path in bare.leftovers(Path(tempfile.gettempdir()).resolve()):
-        yield _removed("sandbox of bare", path, bare.remove_leftover, dry_run)
+    for parent in {Path(tempfile.gettempdir()).resolve(), Path(bare.MEMORY_DIRECTORY).resolve()}:
+        for path in bare.leftovers(parent):
+            yield _removed("sandbox of bare", path, bare.remove_leftover, dry_run)
     cache = paths.cache()
     yield from _unlocked("build of the study's image", study_image.folder(), "lock", "build-*", dry_run)
     yield from _unlocked("build of the fixture", cache, "fixture.lock", "fixture-making-*", dry_run)

@@ -228,6 +228,13 @@ class TestCautions:
             ),
             ({"storage": "ext4"}, {"storage driver": "overlay2"}, []),
             ({"storage": "tmpfs"}, {}, []),
+            (
+                {"storage": "disk (ext4)"},
+                {"storage": "memory (tmpfs for /workspace and /tmp)", "storage driver": "overlay2"},
+                ["files were in memory, and on disk on its baseline bare"],
+            ),
+            ({"storage": "disk (xfs)"}, {"storage": "disk (overlay2 on ext4)"}, []),
+            ({"storage": "memory (tmpfs)"}, {"storage": "memory"}, []),
             ({"storage": "ext4"}, {"storage driver": "vfs"}, ["copies the whole image"]),
         ],
     )

@@ -28,7 +28,8 @@ from dutyfree.contract.errors import (
     Unavailable,
     verdict,
 )
-from dutyfree.substrates.bare.substrate import PREFIX, remove_leftovers
+from dutyfree.engine.host import file_system
+from dutyfree.substrates.bare.substrate import MEMORY_DIRECTORY, PREFIX, remove_leftovers
 from dutyfree.substrates.local.lifecycle import closing
 from dutyfree.substrates.local.owner import identity
 from dutyfree.substrates.local.reaper import OWNER as OWNED
@@ -234,6 +235,30 @@ async def test_limits_that_it_cannot_enforce_are_refused():
 async def test_a_directory_that_cannot_be_used_is_said():
     with pytest.raises(Unavailable, match=r"/nonexistent.*directory="):
         await enter(dutyfree.open("bare", directory="/nonexistent"))
+
+
+@pytest.fixture(params=["disk", "memory"])
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    """The kind of storage, and a directory of that kind."""
+    path = MEMORY_DIRECTORY if request.param == "memory" else str(tmp_path)
+    found = "memory" if file_system.kind(path) in file_system.IN_MEMORY else "disk"
+    if found != request.param:
+        pytest.skip(
+            f"{path} is in {found}; to enable it: a tmpfs at {MEMORY_DIRECTORY}, --basetemp on a disk"
+        )
+    return found, path
+
+
+async def test_files_are_where_they_should_be(directory: tuple[str, str]) -> None:
+    storage, path = directory
+    where = {"directory": path} if storage == "disk" else {}
+    async with dutyfree.open("bare", storage=storage, **where) as substrate:
+        assert (await substrate.facts())["storage"].startswith(f"{storage} (")
+        async with substrate.sandbox() as sandbox:
+            assert sandbox.workdir.startswith(f"{path}/{PREFIX}")
+    if storage == "disk":
+        with pytest.raises(Unavailable, match=r"is not in memory.*mount -t tmpfs"):
+            await enter(dutyfree.open("bare", storage="memory", directory=path))
 
 
 async def test_unknown_users_and_unusable_words_are_observed():

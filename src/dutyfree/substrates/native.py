@@ -1,7 +1,7 @@
 """``native``: full isolation on this host, without a daemon, an account or a registry.
 
 Each sandbox has its own namespaces (mount, pid, ipc, uts, cgroup, network, user), a root file system of
-read-only layers under a private writable one in memory, a seccomp filter, and limits. It has its own loopback
+read-only layers under a private writable one, a seccomp filter, and limits. It has its own loopback
 interface. A process outside of it makes the connections that ``Limits(network=…)`` allows, and refuses all
 others (docs/network.md). With ``isolation="none"`` all of this is missing: for trusted code only.
 
@@ -28,6 +28,7 @@ from dutyfree.engine.exchange import sources
 from dutyfree.engine.exchange.peers import PeerStats
 from dutyfree.engine.host import requirements
 from dutyfree.engine.host.features import HostFeatures
+from dutyfree.engine.host.file_system import storage_fact
 from dutyfree.engine.images.install import LeasedImage
 from dutyfree.engine.launcher import create, network_policy
 from dutyfree.engine.launcher.client import BINARY, Launcher
@@ -266,7 +267,10 @@ class Native:
             "lost": ", ".join(host.losses()) or "nothing",
             "image": self._config.image,
             "kernel": os.uname().release,
+            "storage": "memory (tmpfs)",
         }
+        if (disk := self.node.storage) is not None:
+            facts["storage"] = await anyio.to_thread.run_sync(storage_fact, disk.directory, "ext4 image")
         async with self.sandbox() as sandbox:
             owner = (await sandbox.exec(["stat", "-c", "%u", "/usr"])).stdout.strip()
             facts["owners"] = "mapped" if owner == b"0" else "not mapped: the file system cannot"

@@ -168,19 +168,6 @@ def image_size(limit: int) -> int:
     return -(-content // BLOCK) * BLOCK
 
 
-def file_system(directory: Path) -> str:
-    """The kind of the file system of a directory, such as "ext4"."""
-    best, kind = "", "unknown"
-    path = os.path.realpath(directory)
-    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
-        for line in mounts:
-            _, point, found, *_ = line.split(" ")
-            point = point.replace("\\040", " ")
-            if len(point) >= len(best) and (path == point or path.startswith(point.rstrip("/") + "/")):
-                best, kind = point, found
-    return kind
-
-
 def _formatter() -> str | None:
     return shutil.which(FORMATTER) or shutil.which(FORMATTER, path=_SBIN)
 

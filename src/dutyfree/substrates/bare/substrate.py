@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 import anyio
 import anyio.to_thread
@@ -24,6 +24,7 @@ import msgspec
 from dutyfree.contract import Availability, Limits, Recipe, Span, limited
 from dutyfree.contract.errors import CreateError, Unavailable
 from dutyfree.contract.substrate import refuse_second_entry, require_open
+from dutyfree.engine.host import file_system
 from dutyfree.engine.layers import run_stage
 from dutyfree.substrates.bare.sandbox import BareSandbox
 from dutyfree.substrates.local.lifecycle import closing, require
@@ -31,13 +32,17 @@ from dutyfree.substrates.local.owner import identity, is_dead
 from dutyfree.substrates.local.reaper import OWNER, Reaper, kill_marked, remove_owned
 
 PREFIX = "dutyfree-bare-"
+MEMORY_DIRECTORY = "/dev/shm"  # noqa: S108 (the names in it are random)
+"""The tmpfs that every Linux host has."""
 
 
 class BareConfig(msgspec.Struct, frozen=True):
     """The options of ``bare``."""
 
+    storage: Literal["disk", "memory"] = "disk"
+    """Where files are. "memory" needs a tmpfs; "disk" is any other directory."""
     directory: str | None = None
-    """Where the sandboxes' directories are made; the system's temporary directory by default."""
+    """Where the sandboxes' directories are made; by default the system's temporary directory or /dev/shm."""
     path: str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     """PATH of the commands."""
 
@@ -79,7 +84,11 @@ class Bare:
 
     def _open(self) -> None:
         # Resolved, because the kernel reports the working directories of processes without links.
-        parent = Path(self._config.directory or tempfile.gettempdir()).resolve()
+        in_memory = self._config.storage == "memory"
+        default = MEMORY_DIRECTORY if in_memory else tempfile.gettempdir()
+        parent = Path(self._config.directory or default).resolve()
+        if in_memory:
+            self._check_memory(parent)
         remove_leftovers(parent)
         self.base = parent / f"{PREFIX}{secrets.token_hex(8)}"
         # The reaper starts before the directory exists, so the directory cannot outlive this process.
@@ -94,6 +103,17 @@ class Bare:
                 remedy="name another with the option directory=",
             ) from error
         self.base.chmod(0o755)  # commands of other users must be able to enter
+
+    def _check_memory(self, parent: Path) -> None:
+        """Raises Unavailable unless files there are in memory, and programs can be run from there."""
+        found = file_system.kind(parent)
+        runnable = parent.is_dir() and not os.statvfs(parent).f_flag & os.ST_NOEXEC
+        if found not in file_system.IN_MEMORY or not runnable:
+            lack = "is not in memory" if found not in file_system.IN_MEMORY else "does not allow programs"
+            raise Unavailable(
+                f'bare: storage="memory" needs a tmpfs, and {parent} ({found}) {lack}',
+                remedy="mount -t tmpfs tmpfs DIRECTORY, and name it with the option directory=",
+            )
 
     def _close(self) -> None:
         kill_marked(self.mark, strays=str(self.base))
@@ -172,12 +192,12 @@ class Bare:
         facts = {
             "isolation": "none",
             "enforces": "none",
+            "creation": "cp -a --reflink=auto of the prepared directory",
             "path": self._config.path,
             "kernel": os.uname().release,
         }
         async with self.sandbox() as sandbox:
-            seen = await sandbox.exec(["stat", "--file-system", "--format=%T", "."])
-            facts["storage"] = seen.stdout.decode(errors="replace").strip() or "unknown"
+            facts["storage"] = await anyio.to_thread.run_sync(file_system.storage_fact, sandbox.workdir)
             facts |= await run_stage.tools(sandbox)
         return facts
 

@@ -18,6 +18,7 @@ from dutyfree import study_image as study
 from dutyfree.contract import Availability, Limits, Recipe, Span, limited
 from dutyfree.contract.errors import CleanupError, CreateError, Unavailable
 from dutyfree.contract.substrate import refuse_second_entry
+from dutyfree.engine.host.file_system import storage_fact
 from dutyfree.engine.launcher.client import BINARY
 from dutyfree.engine.layers import run_stage
 from dutyfree.engine.sandbox.init_sandbox import InitSandbox
@@ -245,6 +246,15 @@ class DockerSubstrate:
         found = await listed(self._engine, "containers", self.owner)
         return [each["Id"][:12] for each in found if each["Labels"].get(ROLE) == "sandbox"]
 
+    async def _storage(self, info: dict[str, Any]) -> str:
+        """Where the files of containers are: in memory, or on the file system of the engine's data."""
+        driver, root = info.get("Driver", "unknown"), info.get("DockerRootDir", "")
+        if self._config.storage == "memory":
+            return "memory (tmpfs for /workspace and /tmp)"
+        if not root or not await anyio.Path(root).is_dir():
+            return f"disk ({driver} of an engine on another machine)"
+        return await anyio.to_thread.run_sync(storage_fact, root, driver)
+
     async def facts(self) -> dict[str, str]:
         try:
             info = await self._engine.request("GET", "/info")
@@ -263,7 +273,7 @@ class DockerSubstrate:
             "kernel": info.get("KernelVersion", ""),
             "init": "dutyfree" if self._config.actions == "init" else str(self._config.init).lower(),
             "actions": self._config.actions,
-            "storage": "memory" if self._config.storage == "memory" else f"disk ({info.get('Driver', '')})",
+            "storage": await self._storage(info),
             "enforces": _enforces(info),
             "ready": str(self._config.ready),
             "baked": str(self._config.baked).lower(),
