@@ -60,7 +60,7 @@ def blocking(name: str) -> None:
             assert_type(stream.receive(), bytes)
     with dutyfree.sync.open("docker") as docker, docker.sandbox() as container:
         assert_type(container.pause(), None)
-        container.fork(2)  # type: ignore[attr-defined]
+        container.fork(2)  # type: ignore[union-attr]
 """
 
 
