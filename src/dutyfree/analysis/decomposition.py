@@ -185,18 +185,19 @@ class Decomposer:
         return self._p50s[cell]
 
 
-_NAME = re.compile(r"(T|trajectory-)(\d+)\Z")
+_NAME = re.compile(r"(T|[a-z]+-)(\d+)\Z")
 
 
 def trajectory_length(workload: str) -> int | None:
-    """The number of actions of a ``trajectory-N``; None for any other workload."""
+    """The number of actions of a ``trajectory-N`` or another mix such as ``edit-N``; None for any other."""
     match = _NAME.match(workload)
     return int(match[2]) if match and match[1] != "T" else None
 
 
-def workload_order(workload: str) -> tuple[int, int, str]:
+def workload_order(workload: str) -> tuple[int, str, int]:
     """Tiers first, then other workloads, then trajectories by length."""
     match = _NAME.match(workload)
     if not match:
-        return (1, 0, workload)
-    return (0 if match[1] == "T" else 2, int(match[2]), workload)
+        return (1, workload, 0)
+    rank = {"T": 0, "trajectory-": 2}.get(match[1], 1)
+    return (rank, match[1], int(match[2]))

@@ -141,48 +141,6 @@ def p50(values: Sequence[float] | Floats) -> Estimate | None:
     return _estimate(sample, 0.5) if sample.size else None
 
 
-def difference(values: Sequence[float] | Floats, base: Sequence[float] | Floats) -> Estimate | None:
-    """p50 of values minus p50 of base."""
-    a, b = np.sort(as_sample(values)), np.sort(as_sample(base))
-    if not a.size or not b.size:
-        return None
-    value = float(np.median(a) - np.median(b))
-    if min(a.size, b.size) < 2:
-        return Estimate(value)
-    return _with_interval(value, _replicates(a, 0.5, 0) - _replicates(b, 0.5, 1))
-
-
-def ratio(values: Sequence[float] | Floats, base: Sequence[float] | Floats) -> Estimate | None:
-    """p50 of values divided by p50 of base; None if one of them is not positive.
-
-    Swapping the two inverts the result exactly, including the interval.
-    """
-    a, b = np.sort(as_sample(values)), np.sort(as_sample(base))
-    if not a.size or not b.size:
-        return None
-    top, bottom = float(np.median(a)), float(np.median(b))
-    if top <= 0 or bottom <= 0:
-        return None
-    value = top / bottom
-    if min(a.size, b.size) < 2:
-        return Estimate(value)
-    # The random stream belongs to a sample, not to a side: otherwise swapping would not invert the result.
-    first = int(a.tolist() > b.tolist())
-    tops, bottoms = _replicates(a, 0.5, first), _replicates(b, 0.5, 1 - first)
-    if tops.min() <= 0 or bottoms.min() <= 0:
-        return Estimate(value)
-    logs = _with_interval(math.log(value), np.log(tops) - np.log(bottoms))
-    assert logs.low is not None
-    assert logs.high is not None
-    return Estimate(value, math.exp(logs.low), math.exp(logs.high))
-
-
-def judge(values: Sequence[float] | Floats, base: Sequence[float] | Floats) -> Judgement:
-    a, b = as_sample(values), as_sample(base)
-    least = least_attainable_p(a.size, b.size)
-    return Judgement(ratio(a, b), mann_whitney(a, b) if least <= ALPHA else None, least)
-
-
 def judge_pairs(values: Sequence[float] | Floats, base: Sequence[float] | Floats) -> Judgement:
     """Compare values with base, where ``values[i]`` and ``base[i]`` were measured in the same round.
 
@@ -244,24 +202,6 @@ def judge_runs(values: Sequence[float] | Floats, base: Sequence[float] | Floats)
     reach = error * float(stats.t.ppf((1 + LEVEL) / 2, freedom))
     p = 2 * float(stats.t.sf(abs(shift) / error, freedom))
     return Judgement(Estimate(math.exp(shift), math.exp(shift - reach), math.exp(shift + reach)), p, 0.0)
-
-
-def least_attainable_p(n: int, m: int) -> float:
-    """The smallest two-sided p of a Mann-Whitney test: n values completely separated from m values."""
-    return min(1.0, 2 / math.comb(n + m, n)) if n and m else 1.0
-
-
-def mann_whitney(a: Floats, b: Floats) -> float:
-    """Two-sided p: exact for small samples without ties, otherwise the normal approximation."""
-    from scipy import stats
-
-    pooled = np.concatenate([a, b])
-    if np.all(pooled == pooled[0]):
-        return 1.0
-    tied = np.unique(pooled).size < pooled.size
-    exact = not tied and min(a.size, b.size) <= 20 and max(a.size, b.size) <= 200
-    test: Any = stats.mannwhitneyu(a, b, alternative="two-sided", method="exact" if exact else "asymptotic")
-    return min(1.0, float(test.pvalue))
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dutyfree.analysis import law, model
+from dutyfree.analysis import law, model, tails
 from dutyfree.analysis.baselines import ordered_labels, twins
 from dutyfree.analysis.cautions import cautions
 from dutyfree.analysis.cells import describe, failure_groups, samples
@@ -13,7 +13,6 @@ from dutyfree.analysis.decomposition import Decomposer, workload_order
 from dutyfree.analysis.model import SessionSummary, SubstrateSummary, Summary
 from dutyfree.analysis.projection import prices, project, spreads, throughput
 from dutyfree.analysis.rounds import Rounds
-from dutyfree.analysis.tails import tail
 from dutyfree.analysis.tax import ratios, taxes
 from dutyfree.study.records import Records
 
@@ -33,6 +32,7 @@ def summarise(records: Records) -> Summary:
     lone_cells = [cell for cell in cells if cell.substrate not in copies]
     compared = ratios(lone_keys, rounds, floor)
     found_laws = law.laws(lone_keys, decomposer.baselines, rounds, plan.get("held_out") or ())
+    found_tails = [found for sample in lone_keys.values() if (found := tails.tail(sample, rounds))]
     parallel = any(cell.parallel > 1 for cell in cells)
     return Summary(
         schema=model.SCHEMA,
@@ -58,9 +58,13 @@ def summarise(records: Records) -> Summary:
         spreads=spreads(lone_cells, by_key, compared, rounds),
         throughput=[row for sample in by_key.values() if (row := throughput(sample))] if parallel else [],
         failures=failure_groups(by_key.values()),
-        cautions=[*cautions(records, cells, by_key, decomposer), *law.cautions(found_laws)],
+        cautions=[
+            *cautions(records, cells, by_key, decomposer),
+            *law.cautions(found_laws),
+            *tails.cautions(found_tails),
+        ],
         laws=found_laws,
-        tails=[found for sample in lone_keys.values() if (found := tail(sample, rounds))],
+        tails=found_tails,
         noise_floor=control,
     )
 

@@ -7,18 +7,20 @@ distribution of the trials: the i-th smallest of n trials is the largest of G dr
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 
 from dutyfree.analysis.cells import Sample
 from dutyfree.analysis.findings import Tail, Wait
+from dutyfree.analysis.model import Caution, CautionKind
 from dutyfree.analysis.rounds import LEAST_ROUNDS, Rounds, round_of
 from dutyfree.analysis.statistics import LEVEL, Estimate, Floats, quantile
+from dutyfree.analysis.units import enumeration
 
 GROUPS = (8, 64, 512)
 TRIALS_PER_ROLLOUT = 4
 """The expected maximum of G rollouts needs 4·G trials. With fewer it is a lower bound."""
-FEW_FOR_P99 = 100
-"""With fewer trials, p99 is between the two slowest."""
 
 
 def tail(sample: Sample, rounds: Rounds) -> Tail | None:
@@ -32,6 +34,17 @@ def tail(sample: Sample, rounds: Rounds) -> Tail | None:
         p99=quantile(totals, 0.99),
         waits=[_wait(sample, totals, group, rounds) for group in GROUPS],
     )
+
+
+def cautions(found: Iterable[Tail]) -> Iterator[Caution]:
+    short = sorted({wait.rollouts for one in found for wait in one.waits if wait.at_least})
+    if short:
+        yield Caution(
+            CautionKind.UNSURE_TAIL,
+            f"the expected slowest of {enumeration([str(group) for group in short])} rollouts is a lower "
+            f"bound where a cell has fewer than {TRIALS_PER_ROLLOUT} times as many trials: its slowest "
+            "rollouts were probably not measured",
+        )
 
 
 def _wait(sample: Sample, totals: Floats, group: int, rounds: Rounds) -> Wait:
