@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
+import os
 import re
 import shutil
 import signal
@@ -110,6 +111,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         found = probed("native")
         if not found.available:
             pytest.skip(f"native: {found.detail}; to enable it: {found.remedy}")
+    if (root := item.get_closest_marker("root")) and os.geteuid() != 0:
+        pytest.skip(f"{root.args[0]}; to enable it: run as root")
     if item.get_closest_marker("docker") and not (found := probed("docker")).available:
         pytest.skip(f"docker: {found.detail}; to enable it: scripts/docker-engine start")
 

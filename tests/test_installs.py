@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -17,10 +16,7 @@ from dutyfree import Recipe, Stage, layers, recipes, study_image
 from dutyfree.contract.errors import CreateError
 from tests.test_recipes import git
 
-pytestmark = [
-    pytest.mark.native,
-    pytest.mark.skipif(os.geteuid() != 0, reason="layers lie on the disk with root only; run as root"),
-]
+pytestmark = [pytest.mark.native, pytest.mark.root("layers lie on the disk with root only")]
 
 
 @pytest.fixture

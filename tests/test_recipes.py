@@ -83,11 +83,10 @@ def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 
 
 @pytest.mark.native
-@pytest.mark.skipif(os.geteuid() != 0, reason="the host's servers are reached with root only; run as root")
+@pytest.mark.root("the host's servers are reached with root only")
 async def test_a_repository_and_its_dependencies(
-    served: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: tuple[str, Path], tmp_path: Path, cache: Path
 ) -> None:
-    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
     url, work = served
     head, before = await anyio.to_thread.run_sync(
         lambda: (git(work, "rev-parse", "HEAD"), git(work, "rev-parse", "HEAD~1"))
@@ -116,11 +115,10 @@ async def test_a_repository_and_its_dependencies(
 
 
 @pytest.mark.native
-@pytest.mark.skipif(os.geteuid() != 0, reason="the host's servers are reached with root only; run as root")
+@pytest.mark.root("the host's servers are reached with root only")
 async def test_a_branch_is_pinned_until_its_layer_is_removed(
-    served: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: tuple[str, Path], tmp_path: Path, cache: Path
 ) -> None:
-    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
     url, work = served
 
     def go_on() -> None:
@@ -252,11 +250,8 @@ def test_what_is_not_copied_does_not_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.native
-async def test_one_copy_serves_many_commits(
-    served: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_copy_serves_many_commits(served: tuple[str, Path], tmp_path: Path, cache: Path) -> None:
     """And, if it is wanted, none of them tells what came after it."""
-    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "cache"))
     _, work = served
 
     def prepare() -> list[str]:

@@ -18,7 +18,7 @@ from tests.engine.images import composing
 from tests.engine.images.composing import Image, busybox, layout, member, push, tar
 from tests.engine.images.test_registry import Cutter
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root")
+pytestmark = pytest.mark.root("layers hold files of many owners")
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [
-    pytest.mark.native,
-    pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root"),
-]
+pytestmark = [pytest.mark.native, pytest.mark.root("layers hold files of many owners")]
 
 RECIPE = """
 [[stages]]

@@ -152,7 +152,7 @@ def test_the_program_with_a_pool_runs(tmp_path):
 
 
 @pytest.mark.native
-@pytest.mark.skipif(os.geteuid() != 0, reason="layers lie on the disk with root only")
+@pytest.mark.root("layers lie on the disk with root only")
 @pytest.mark.parametrize(("number", "said"), [(0, ""), (1, "cold\n")])
 def test_the_programs_with_layers_run(tmp_path, number, said):
     programs = re.findall(r"```python\n(.*?)```", text("docs/layers.md"), re.DOTALL)

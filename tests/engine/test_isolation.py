@@ -23,7 +23,7 @@ from tests.engine import counts, unprivileged
 pytestmark = [
     pytest.mark.native,
     pytest.mark.usefixtures("cache"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="isolation cannot be reduced without root; run as root"),
+    pytest.mark.root("isolation cannot be reduced without root"),
 ]
 
 ISOLATED = Recipe(isolation="full")

@@ -70,7 +70,7 @@ def shared_memory(owner: int) -> list[str]:
     return [line for text in maps for line in text.splitlines() if line.split()[1][3] == "s"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="others' memory cannot be looked at: run as root")
+@pytest.mark.root("others' memory cannot be looked at")
 async def test_no_memory_is_shared_with_the_launcher(native: Substrate) -> None:
     """A compromised PID 1 could write there, and prevent new sandboxes."""
     async with native.sandbox(), native.sandbox():

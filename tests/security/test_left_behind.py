@@ -22,7 +22,7 @@ from tests.contexts import enter
 pytestmark = [
     pytest.mark.usefixtures("cache"),
     pytest.mark.native,
-    pytest.mark.skipif(os.geteuid() != 0, reason="parts of sandboxes are used again with root; run as root"),
+    pytest.mark.root("parts of sandboxes are used again with root"),
 ]
 
 LIMITS = Limits(memory=256 << 20, pids=64, cpus=0.5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.native,
-    pytest.mark.skipif(os.geteuid() != 0, reason="namespaces without their own ids: run as root"),
+    pytest.mark.root("namespaces without their own ids"),
     pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is missing: apt install util-linux"),
 ]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 import tarfile
 from pathlib import Path
@@ -20,10 +19,7 @@ from dutyfree.engine.images import find
 from dutyfree.engine.store.store import Store
 from tests.engine.images.composing import Image, busybox, layout
 
-pytestmark = [
-    pytest.mark.native,
-    pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root"),
-]
+pytestmark = [pytest.mark.native, pytest.mark.root("layers hold files of many owners")]
 
 WANTED, OTHER = (Recipe(stages=(Stage("setup", (f"echo {name} > file",)),)) for name in ("wanted", "other"))
 

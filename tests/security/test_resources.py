@@ -440,7 +440,7 @@ anyio.run(main)
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can set a clock back")
+@pytest.mark.root("only root can set a clock back")
 async def test_connections_on_a_host_that_has_just_started() -> None:
     """They are counted on the monotonic clock, which starts with the host."""
     command = ["unshare", "--time", "--fork", "--monotonic", str(-int(time.monotonic()))]

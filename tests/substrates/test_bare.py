@@ -374,7 +374,7 @@ async def test_commands_at_once_do_not_take_each_others_descriptors():
                     tasks.start_soon(some, number)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+@pytest.mark.root("only root can mount")
 async def test_a_download_to_a_full_disk_is_not_the_agents_fault(tmp_path):
     await anyio.run_process(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)])
     try:

@@ -18,7 +18,7 @@ import dutyfree
 from dutyfree.conformance import CHECKS, Check, judge
 from dutyfree.contract import Substrate
 
-ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="isolation cannot be reduced without root; run as root")
+ROOT = pytest.mark.root("isolation cannot be reduced without root")
 
 SUBSTRATES = [
     "scripted",

@@ -30,10 +30,7 @@ from tests.engine.exchange.nodes import SLOWLY, THROUGH, Nodes, cut, pipe
 from tests.engine.images.composing import Image, busybox, layout, member, tar
 from tests.engine.layers.test_snapshots import CHANGES, DESCRIBE
 
-pytestmark = [
-    pytest.mark.native,
-    pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root"),
-]
+pytestmark = [pytest.mark.native, pytest.mark.root("layers hold files of many owners")]
 
 IMAGE = "carried:1"
 WAYS = ["archive", "directory", "cache", "command"]

@@ -26,10 +26,7 @@ from dutyfree.engine.store.records import ImageSettings
 from dutyfree.engine.store.store import Store
 from tests.engine.images.composing import directory, hard, link, member, tar
 
-pytestmark = [
-    pytest.mark.usefixtures("cache"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root"),
-]
+pytestmark = [pytest.mark.usefixtures("cache"), pytest.mark.root("layers hold files of many owners")]
 
 KEY = "stage:" + "a" * 64
 

@@ -38,10 +38,7 @@ from tests.engine.counts import arrives
 from tests.engine.exchange.nodes import CLONE, INSTALL, RECIPE, SLOWLY, Nodes, cut, held, over, pipe, reserved
 from tests.engine.exchange.test_exchange import IMAGE, said, with_image
 
-pytestmark = [
-    pytest.mark.native,
-    pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root"),
-]
+pytestmark = [pytest.mark.native, pytest.mark.root("layers hold files of many owners")]
 
 SETUP = Stage("setup", commands=("sleep 0.3; cat stamp > third",))
 SEE = "cat stamp copy; md5sum one two"

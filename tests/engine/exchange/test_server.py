@@ -27,7 +27,7 @@ from dutyfree.engine.store.provenance import Provenance, write
 from dutyfree.engine.store.store import Store
 from tests.engine.exchange.nodes import TOKEN, Nodes, Server
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root")
+pytestmark = pytest.mark.root("layers hold files of many owners")
 
 KEY = "stage:" + "a" * 64
 

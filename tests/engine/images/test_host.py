@@ -16,7 +16,7 @@ from dutyfree.engine.store.store import Store
 pytestmark = [
     pytest.mark.usefixtures("cache"),
     pytest.mark.native,
-    pytest.mark.skipif(os.geteuid() != 0, reason="only overlays of root follow marks; run as root"),
+    pytest.mark.root("only overlays of root follow marks"),
     pytest.mark.skipif(rootfs.host_trees() != 1, reason="this host has software outside of /usr"),
 ]
 

@@ -18,7 +18,7 @@ from dutyfree.engine.images.streams import InvalidLayer
 from dutyfree.engine.images.unpack import unpack
 from dutyfree.engine.store.overlay import OPAQUE
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="layers have many owners; run as root")
+pytestmark = pytest.mark.root("layers have many owners")
 
 
 def packed(tree: Path) -> bytes:

@@ -33,7 +33,7 @@ from dutyfree.engine.store.store import Store
 from tests.engine.images import composing
 from tests.engine.images.composing import INDEX, Image, digest, member, push, push_manifest, tar
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root")
+pytestmark = pytest.mark.root("layers hold files of many owners")
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from dutyfree.engine.store.cancel import CancelToken
 from dutyfree.engine.store.overlay import OPAQUE
 from tests.engine.images.composing import digest, directory, hard, link, member, tar
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="layers hold files of many owners: run as root")
+pytestmark = pytest.mark.root("layers hold files of many owners")
 
 
 def into(root: Path, data: bytes, *, limit: int = 1 << 30, whiteouts: bool = True) -> UnpackResult:

@@ -28,10 +28,7 @@ from dutyfree.engine.store.store import Store
 from tests.contexts import enter
 from tests.engine import counts
 
-pytestmark = [
-    pytest.mark.usefixtures("cache"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="stages lie on the disk with root only; run as root"),
-]
+pytestmark = [pytest.mark.usefixtures("cache"), pytest.mark.root("stages lie on the disk with root only")]
 
 
 def setup(*commands: str, **more: Any) -> Stage:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +144,7 @@ def test_recipes_written_twice_are_one_to_the_pool() -> None:
     virtual.run(main)
 
 
-root = pytest.mark.skipif(os.geteuid() != 0, reason="stages lie on the disk with root only; run as root")
+root = pytest.mark.root("stages lie on the disk with root only")
 
 
 async def _text(native: Any, recipe: Recipe) -> bytes:

@@ -27,7 +27,7 @@ from tests.engine import unprivileged
 from tests.engine.images.composing import Image, busybox, directory, hard, layout, link, member, tar
 
 pytestmark = [pytest.mark.native, pytest.mark.usefixtures("cache")]
-with_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs layers on the disk; run as root")
+with_root = pytest.mark.root("needs layers on the disk")
 
 WALKER = Path(__file__).with_name("tree_walker.py").read_text()
 PYTHON = ("python3", "-S", "-I", "-c")

@@ -27,7 +27,7 @@ from tests.engine.layers.test_snapshots import CHANGES, DESCRIBE, MANY, OVER_LAY
 pytestmark = [
     pytest.mark.usefixtures("cache"),
     pytest.mark.native,
-    pytest.mark.skipif(os.geteuid() != 0, reason="they lie on the disk with root only; run as root"),
+    pytest.mark.root("they lie on the disk with root only"),
 ]
 
 LAYERS = 16

@@ -209,7 +209,7 @@ async def test_limits_of_its_own_are_not_the_pools(pooled: Any) -> None:
         assert (await sandbox.exec("seq 1000")).cut.stdout > 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="the network is changed in life with root only; run as root")
+@pytest.mark.root("the network is changed in life with root only")
 async def test_the_network_is_opened_at_the_hand_out_and_closed_after(pooled: Any) -> None:
     await pooled.prefetch([Recipe()], 1)
     await idle(pooled, Recipe(), 1)
@@ -225,7 +225,7 @@ async def test_the_network_is_opened_at_the_hand_out_and_closed_after(pooled: An
             assert not (await sandbox.exec(command)).ok
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="without root there are no lists; run as root")
+@pytest.mark.root("without root there are no lists")
 async def test_a_network_that_cannot_be_is_refused_as_without_a_pool(pooled: Any) -> None:
     told = []
     for _ in range(2):
@@ -281,7 +281,7 @@ async def test_two_cold_requests_of_one_prefix_run_its_stages_once(pooled: Any) 
     assert sorted(kinds) == ["cold", *["joined"] * 7]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a stage reaches this machine with root only; run as root")
+@pytest.mark.root("a stage reaches this machine with root only")
 async def test_a_stage_made_for_the_stock_hurries_once_somebody_waits(pooled: Any) -> None:
     """The stage ends only after its CPU weight was raised."""
     begun, released = asyncio.Event(), asyncio.Event()

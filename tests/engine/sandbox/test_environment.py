@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -88,7 +87,7 @@ async def test_a_snapshot_is_files_and_its_recipe_has_the_rest(native: Any) -> N
         assert (await copy.exec("echo $GIVEN $HOME")).stdout == b"/workspace\n"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="they lie on the disk with root only; run as root")
+@pytest.mark.root("they lie on the disk with root only")
 async def test_a_name_of_a_snapshot_stands_for_its_files(native: Any) -> None:
     async with native.sandbox(GIVEN) as sandbox:
         recipe = await sandbox.snapshot("kept")

@@ -13,7 +13,7 @@ import pytest
 
 from dutyfree.engine.store.overlay import OPAQUE, children, lookup
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount an overlay: run as root")
+pytestmark = pytest.mark.root("only root can mount an overlay")
 
 NAMES = ("a", "b", "c")
 

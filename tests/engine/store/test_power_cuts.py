@@ -7,7 +7,6 @@ disk has after a power cut at that moment; it is mounted elsewhere, as by the ne
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,9 +25,7 @@ from dutyfree.engine.store.layer_lease import LayerInfo
 from dutyfree.engine.store.records import ImageSettings, NamedSnapshot, StoredImage
 from dutyfree.engine.store.store import Store
 
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system; run as root"),
-]
+pytestmark = [pytest.mark.root("only root can mount a file system")]
 
 FILES = {f"d{number % 7}/{number}": str(number) * 300 for number in range(400)}
 KEY = "stage:" + "0" * 64
