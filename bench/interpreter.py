@@ -10,6 +10,7 @@ from rounds import Measured, Row, figure, interleaved, ratio
 import dutyfree
 from dutyfree import Exec, Recipe, Stage, paths, recipes
 from dutyfree.workloads import fixture, tiers
+from dutyfree.workloads.project import ATTRS
 from dutyfree.workloads.workload import Step
 
 NOTHING = ("python3", "-c", "pass")
@@ -20,7 +21,7 @@ async def preloaded(rounds: int) -> list[Row]:
     rows: list[Row] = []
     async with dutyfree.open("native") as substrate:
         given = fixture.build(paths.cache())
-        checkout = Stage("repository", files={tiers.REPOSITORY: given.checkout})
+        checkout = Stage("repository", files={ATTRS.name: given.checkout})
         install = (
             "python3 -m pip --isolated install -q --no-index --find-links wheels --no-cache-dir --target deps"
         )
@@ -33,7 +34,7 @@ async def preloaded(rounds: int) -> list[Row]:
                 sandbox, "N", "empty program", tiers.run("none", "command", NOTHING), rounds
             )
             rows += await _compare(sandbox, "S", "T1's syntax search", search, rounds)
-        env = {**tiers.PYTHON, "PYTHONPATH": "/workspace/deps"}
+        env = {**ATTRS.python, "PYTHONPATH": "/workspace/deps"}
         modules = [
             "pytest",
             "unittest.mock",
@@ -42,7 +43,7 @@ async def preloaded(rounds: int) -> list[Row]:
             "asyncio",
             *await _plugins(substrate, state, env),
         ]
-        failing = tiers.pytest("test", tiers.FAILING, exit_code=1, says=b"1 failed")
+        failing = tiers.pytest("test", ATTRS.failing, exit_code=1, says=b"1 failed")
         wider = tiers.pytest("wider", *tiers.WIDER, exit_code=1, says=b"1 failed, 259 passed")
         async with substrate.sandbox(_with(state, recipes.python(*modules, env=env))) as sandbox:
             rows += await _compare(sandbox, "T", "T2's one test", failing, max(5, rounds // 4))

@@ -80,7 +80,7 @@ def test_the_paper_has_a_hundred_trials_of_everything():
         ),
         ("create_seconds = 0.5", 'create_seconds = "x"', "create_seconds must be a number, not 'x'"),
         ("create_seconds = 0.5", "create_seconds = true", "create_seconds must be a number, not true"),
-        ("T0 = 5", "T9 = 5", "there is no workload 'T9' (choose one of T0, T1, T2, trajectory-N)"),
+        ("T0 = 5", "T9 = 5", "there is no workload 'T9' (choose one of T0, T1, T2, trajectory-N, inspect-N"),
         ("T0 = 5", "t0 = 5", "there is no workload 't0' (did you mean 'T0'? choose one of T0, T1"),
         (
             "T0 = 5",

@@ -15,15 +15,14 @@ from hypothesis import strategies as st
 
 from dutyfree.contract.stage import tree_digest
 from dutyfree.workloads import build as workload
-from dutyfree.workloads.downloads import FIXED, FixtureError
+from dutyfree.workloads.downloads import FixtureError
 from dutyfree.workloads.fixture import (
-    COMMIT,
     GIT_ENVIRONMENT,
-    PATCHED,
     Fixture,
     build,
     derive_patch,
 )
+from dutyfree.workloads.project import ATTRS
 
 BUILDER = """
 import pathlib, signal, sys
@@ -56,23 +55,23 @@ def builder(cache: Path, *moment: str) -> subprocess.Popen[str]:
 def test_the_checkout_is_clean_at_the_buggy_commit(fixture: Fixture, tmp_path: Path) -> None:
     copy = tmp_path / "attrs"
     shutil.copytree(fixture.checkout, copy)
-    assert git(copy, "rev-parse", "main", "HEAD").split() == [COMMIT, COMMIT]
+    assert git(copy, "rev-parse", "main", "HEAD").split() == [ATTRS.commit, ATTRS.commit]
     assert git(copy, "status", "--porcelain", "--ignored") == ""
     assert len(git(copy, "log", "--format=%s").splitlines()) == 4
-    assert git(fixture.repository, "rev-parse", "main").strip() == COMMIT
+    assert git(fixture.repository, "rev-parse", "main").strip() == ATTRS.commit
     git(fixture.repository, "fsck", "--strict")
 
 
 def test_the_patch_is_one_line_in_both_forms(fixture: Fixture, tmp_path: Path) -> None:
     copy = tmp_path / "attrs"
     shutil.copytree(fixture.checkout, copy)
-    source = (copy / PATCHED).read_bytes()
+    source = (copy / ATTRS.patched).read_bytes()
     assert source.count(fixture.patch.old) == 1
     (tmp_path / "fix.diff").write_text(fixture.patch.diff)
     git(copy, "apply", str(tmp_path / "fix.diff"))
-    assert (copy / PATCHED).read_bytes() == source.replace(fixture.patch.old, fixture.patch.new)
-    assert git(copy, "diff", "--numstat") == f"1\t1\t{PATCHED}\n"
-    assert fixture.versions["attrs after"] == FIXED
+    assert (copy / ATTRS.patched).read_bytes() == source.replace(fixture.patch.old, fixture.patch.new)
+    assert git(copy, "diff", "--numstat") == f"1\t1\t{ATTRS.patched}\n"
+    assert fixture.versions["attrs after"] == ATTRS.fixed
 
 
 def test_every_wheel_serves_every_python(fixture: Fixture) -> None:
@@ -114,7 +113,7 @@ def test_killed_concurrent_and_damaged_builds_end_well(fixture: Fixture, tmp_pat
 
     damaged = build(tmp_path)
     assert tree_digest(damaged.checkout) == tree_digest(fixture.checkout)
-    (damaged.checkout / PATCHED).write_bytes(b"")
+    (damaged.checkout / ATTRS.patched).write_bytes(b"")
     assert tree_digest(build(tmp_path).checkout) == tree_digest(fixture.checkout)
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from dutyfree.workloads.fixture import COMMIT, GIT_ENVIRONMENT, Fixture
+from dutyfree.workloads.fixture import GIT_ENVIRONMENT, Fixture
 from dutyfree.workloads.gitserver import LISTENER, GitServerError, listen_address, serve, start
+from dutyfree.workloads.project import ATTRS
 
 OWNER = """
 import pathlib, signal, sys
@@ -42,7 +43,7 @@ async def test_clones_and_is_gone_afterwards(fixture: Fixture, tmp_path: Path) -
         for address in ("127.0.0.1", "127.0.0.2"):
             target = str(tmp_path / address)
             assert (await git("clone", "--quiet", server.url(address), target)).returncode == 0
-            assert (await git("-C", target, "rev-parse", "HEAD")).stdout.decode().strip() == COMMIT
+            assert (await git("-C", target, "rev-parse", "HEAD")).stdout.decode().strip() == ATTRS.commit
         pushed = await git("-C", target, "push", "origin", "HEAD:refs/heads/other")
         assert pushed.returncode != 0
         missing = await git("ls-remote", server.url().replace("attrs.git", "other.git"))
@@ -54,7 +55,7 @@ async def test_many_clones_at_once(fixture: Fixture) -> None:
     async with serve(fixture) as server, anyio.create_task_group() as group:
 
         async def look() -> None:
-            assert COMMIT.encode() in (await git("ls-remote", server.url())).stdout
+            assert ATTRS.commit.encode() in (await git("ls-remote", server.url())).stdout
 
         for _ in range(32):
             group.start_soon(look)

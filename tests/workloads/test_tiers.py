@@ -20,6 +20,7 @@ from dutyfree.study.records import Trial
 from dutyfree.workloads import tiers
 from dutyfree.workloads.fixture import Fixture
 from dutyfree.workloads.gitserver import GitServer, listen_address, serve
+from dutyfree.workloads.project import ATTRS
 from dutyfree.workloads.workload import Workload
 
 
@@ -75,7 +76,7 @@ async def test_t1_of_another_repository_fails(fixture: Fixture, bare: Substrate,
     source = await anyio.Path(other / fixture.patch.path).read_bytes()
     call = b"\n\n_transform_attrs(None, None, False, False, None)\n"
     await anyio.Path(other / fixture.patch.path).write_bytes(source + call)
-    recipe = Recipe(stages=(Stage("repository", files={tiers.REPOSITORY: other}),))
+    recipe = Recipe(stages=(Stage("repository", files={ATTRS.name: other}),))
     workload = msgspec.structs.replace(await build("T1", fixture, ""), recipe=recipe)
     done = await rollout(bare, workload)
     assert done.failure is not None

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dutyfree import workloads
 from dutyfree.contract import Edit, Exec, Recipe, Stage, Substrate, Write
 from dutyfree.contract.perform import perform
 from dutyfree.workloads import tiers
 from dutyfree.workloads.fixture import Fixture
-from dutyfree.workloads.trajectories import mix, spread, trajectory
+from dutyfree.workloads.trajectories import MIXES, mix, spread, trajectory
 from dutyfree.workloads.workload import Step
 
 
@@ -62,6 +63,15 @@ PINNED = "897b00653fbfb8054a99057e9ccf6cd1ee04878f7672bc1cfa09a30b8be6b069"
 """Changes only when the mix or the generator is meant to change; old and new records then differ in kind."""
 
 
+@pytest.mark.parametrize("kind", MIXES)
+def test_a_mix_has_its_shares(fixture: Fixture, kind: str) -> None:
+    made = trajectory(100, fixture, "git://x/attrs.git", kind=kind)
+    assert made.name == f"{kind}-100"
+    kinds = Counter(step.kind for step in made.actions)
+    assert all(abs(kinds[one] - share) < 2 for one, share in mix(kind).kinds.items())
+    assert all(checked(step) for step in made.actions)
+
+
 def test_the_failure_is_seen_before_the_fix(fixture: Fixture) -> None:
     made = trajectory(10, fixture, "git://x/attrs.git").actions
     tests = [step for step in made if step.kind == "test"]
@@ -71,11 +81,29 @@ def test_the_failure_is_seen_before_the_fix(fixture: Fixture) -> None:
     assert made.index(tests[0]) < made.index(fixes[0])
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-async def test_expectations_hold_whatever_was_modified(seed: int, fixture: Fixture, bare: Substrate) -> None:
+@pytest.fixture
+def subject(request: pytest.FixtureRequest) -> Fixture:
+    found: Fixture = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("subject", "kind", "length", "seed"),
+    [
+        ("fixture", "trajectory", 300, 0),
+        ("fixture", "trajectory", 300, 1),
+        ("fixture", "edit", 300, 0),
+        ("fixture", "inspect", 150, 0),
+        ("networkx", "trajectory", 100, 0),
+    ],
+    indirect=["subject"],
+)
+async def test_expectations_hold_whatever_was_modified(
+    subject: Fixture, kind: str, length: int, seed: int, bare: Substrate
+) -> None:
     """All but the tests, which change no file: 300 actions then take a second or two."""
-    made = await anyio.to_thread.run_sync(trajectory, 300, fixture, "", seed)
-    recipe = Recipe(stages=(Stage("repository", files={tiers.REPOSITORY: fixture.checkout}),))
+    made = await anyio.to_thread.run_sync(trajectory, length, subject, "", seed, kind)
+    recipe = Recipe(stages=(Stage("repository", files={subject.project.name: subject.checkout}),))
     await bare.prepare(recipe)
     async with bare.sandbox(recipe) as sandbox:
         for step in made.actions:
@@ -84,21 +112,26 @@ async def test_expectations_hold_whatever_was_modified(seed: int, fixture: Fixtu
 
 
 @pytest.mark.slow
-async def test_every_selection_of_tests_passes(fixture: Fixture, bare: Substrate) -> None:
+@pytest.mark.parametrize(
+    ("subject", "name"),
+    [("fixture", "trajectory-150"), ("fixture", "build-25"), ("networkx", "networkx-150")],
+    indirect=["subject"],
+)
+async def test_every_selection_of_tests_and_every_build_passes(
+    subject: Fixture, name: str, bare: Substrate
+) -> None:
     """Each file of tests in the mix, after the edits that a long trajectory leaves."""
-    made = await anyio.to_thread.run_sync(trajectory, 150, fixture, "")
-    recipe = tiers.recipe(fixture)
-    offline = tiers.setup(fixture, str(fixture.repository))  # a path serves as well as a server here
+    made = await anyio.to_thread.run_sync(workloads.build, name, subject, "")
+    recipe = tiers.recipe(subject)
+    offline = tiers.setup(subject, str(subject.repository))  # a path serves as well as a server here
     seen = set()
     async with bare.sandbox(recipe) as sandbox:
         for command in (command for stage in offline for command in stage.commands):
             assert (await sandbox.exec(command)).ok
         for step in made.actions:
-            if step.kind == "test":
-                assert isinstance(step.action, Exec)
+            if isinstance(step.action, Exec):
                 if step.action.command in seen:
                     continue
                 seen.add(step.action.command)
-            if step.kind in ("modify", "test"):
-                assert step.expect.problem(await perform(sandbox, step.action)) is None, step.label
+            assert step.expect.problem(await perform(sandbox, step.action)) is None, step.label
     assert len(seen) > 8

@@ -20,7 +20,7 @@ from dutyfree import substrates, validation
 from dutyfree.contract import Limits, sized
 from dutyfree.contract.errors import OptionError, PlanError, UsageError
 from dutyfree.study.records import Trial
-from dutyfree.workloads import check_name, is_name
+from dutyfree.workloads import check_name, is_name, project_of
 
 
 class Adaptive(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,7 +45,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     workloads: Annotated[
         dict[str, Annotated[int, Meta(description="a number of trials")]], Meta(examples=["{T0 = 10}"])
     ]
-    """T0, T1, T2, trajectory-N → number of trials on every substrate."""
+    """Name of a workload, as in ``workloads.NAMES`` or ``recorded`` → number of trials on every substrate."""
     parallel: Annotated[
         dict[str, Annotated[list[int], Meta(examples=["[8, 32]"])]], Meta(examples=["{T0 = [8, 32]}"])
     ] = {}
@@ -171,6 +171,11 @@ def check(plan: Plan, where: str = "the plan") -> Plan:
                     remedy=validation.suggestion(label, plan.substrates) or f"add {label!r} to substrates",
                 )
     _check_workloads(plan, where)
+    if plan.remote is not None and any(project_of(name) == "networkx" for name in plan.workloads):
+        raise PlanError(
+            f"{where}: remote is the URL of the attrs repository, and a workload needs networkx",
+            remedy="leave remote out, or the workloads networkx-N",
+        )
     if plan.timeout <= 0:
         raise PlanError(f"{where}: timeout must be a number of seconds > 0, not {plan.timeout:g}")
     if not 0 <= plan.settle < math.inf:

@@ -96,7 +96,7 @@ class Trial(msgspec.Struct, frozen=True, tag="trial", kw_only=True, omit_default
 
     id: str
     workload: str
-    """T0, T1, T2, or trajectory-N."""
+    """T0, T1, T2, trajectory-N, ... (``workloads.NAMES``), or the name of a recorded trajectory."""
     substrate: str
     """The label in the plan."""
     index: int

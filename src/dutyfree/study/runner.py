@@ -33,6 +33,7 @@ from dutyfree.workloads import trajectory_file
 from dutyfree.workloads.fixture import Fixture
 from dutyfree.workloads.fixture import build as build_fixture
 from dutyfree.workloads.gitserver import GitServer, listen_address, serve
+from dutyfree.workloads.project import PROJECTS
 from dutyfree.workloads.workload import Workload
 
 GIVE_UP_AFTER = 3
@@ -153,7 +154,8 @@ class _StudyRun:
         self._session = session
         self._host_addresses: dict[str, str | None] = {}
         self._built: dict[tuple[str, str], Workload] = {}
-        self._servers: dict[str, GitServer] = {}
+        self._fixtures: dict[str, Fixture] = {}
+        self._servers: dict[tuple[str, str], GitServer] = {}
         self._trials: dict[Cell, list[Trial]] = defaultdict(list)
         self._done: set[str] = set()
         self._failures_in_a_row: dict[str, int] = defaultdict(int)
@@ -180,15 +182,17 @@ class _StudyRun:
 
     async def prepare(self, stack: AsyncExitStack) -> None:
         """Prepare everything. Leave out an optional substrate that cannot be prepared."""
-        fixture = None
-        if set(self._plan.workloads) != {"T0"} and self._workers.labels:
-            self._progress.note("preparing the attrs fixture")
-            fixture = await anyio.to_thread.run_sync(build_fixture, paths.cache(), self._progress.note)
+        for name in sorted(filter(None, {workloads.project_of(name) for name in self._plan.workloads})):
+            if self._workers.labels:
+                self._progress.note(f"preparing the {name} fixture")
+                self._fixtures[name] = await anyio.to_thread.run_sync(
+                    build_fixture, paths.cache(), self._progress.note, PROJECTS[name]
+                )
         for label in self._workers.labels:
             self._progress.note(f"preparing {label}")
             start = perf_counter()
             try:
-                facts = await self._prepare(label, fixture, stack)
+                facts = await self._prepare(label, stack)
             except DutyfreeError as error:
                 await self._leave_out(label, error)
             else:
@@ -207,15 +211,17 @@ class _StudyRun:
         use, _ = self._plan.use(label)
         await self._write(SubstrateFacts(label, use, {}, unavailable=str(error)))
 
-    async def _prepare(self, label: str, fixture: Fixture | None, stack: AsyncExitStack) -> dict[str, str]:
-        url = "" if fixture is None else await self._url(label, fixture, stack)
-        for name in self._plan.workloads:
-            if (name, url) not in self._built:
-                built = await anyio.to_thread.run_sync(self._build, name, fixture, url)
-                self._built[name, url] = built
-        workloads = [self._built[name, url] for name in self._plan.workloads]
-        wanted = Prepare(workloads, self._plan.limits_of(label))
+    async def _prepare(self, label: str, stack: AsyncExitStack) -> dict[str, str]:
+        built = [await self._workload(name, label, stack) for name in self._plan.workloads]
+        wanted = Prepare(built, self._plan.limits_of(label))
         return (await self._workers[label].request(wanted, Prepared)).facts
+
+    async def _workload(self, name: str, label: str, stack: AsyncExitStack) -> Workload:
+        fixture = self._fixtures.get(workloads.project_of(name) or "")
+        url = "" if fixture is None else await self._url(label, fixture, stack)
+        if (name, url) not in self._built:
+            self._built[name, url] = await anyio.to_thread.run_sync(self._build, name, fixture, url)
+        return self._built[name, url]
 
     def _build(self, name: str, fixture: Fixture | None, url: str) -> Workload:
         if name in self._plan.recorded:
@@ -225,7 +231,7 @@ class _StudyRun:
         return workloads.build(name, fixture, url, self._plan.full_tests)
 
     async def _url(self, label: str, fixture: Fixture, stack: AsyncExitStack) -> str:
-        """The URL of the attrs repository for the sandboxes of a substrate."""
+        """The URL of a repository for the sandboxes of a substrate."""
         if self._plan.remote is not None:
             return self._plan.remote
         address = self._host_addresses[label]
@@ -234,10 +240,11 @@ class _StudyRun:
                 f"sandboxes of {label} cannot reach a git server on this host",
                 remedy="set remote in the plan to a server that they can reach",
             )
-        if address not in self._servers:
+        key = address, fixture.project.name
+        if key not in self._servers:
             server = serve(fixture, [listen_address(address)])
-            self._servers[address] = await stack.enter_async_context(server)
-        return self._servers[address].url(address)
+            self._servers[key] = await stack.enter_async_context(server)
+        return self._servers[key].url(address)
 
     async def measure(self) -> None:
         """Run the warm-ups, then all rounds that are not recorded yet."""

@@ -1,4 +1,4 @@
-"""Downloads for the attrs fixture: pinned files, fetched with pip and verified."""
+"""Downloads for the fixtures: pinned files, fetched with pip and verified."""
 
 from __future__ import annotations
 
@@ -13,13 +13,7 @@ import tarfile
 from pathlib import Path, PurePosixPath
 
 from dutyfree.contract.errors import DutyfreeError
-
-BUGGY, FIXED = "25.2.0", "25.3.0"
-SOURCES = {
-    BUGGY: "18a06db706db43ac232cce80443fcd9f2500702059ecf53489e3c5a3f417acaf",
-    FIXED: "75d7cefc7fb576747b2c81b4442d4d4a1ce0900973527c011d1030fd3bf4af1b",
-}
-"""Release → SHA-256 of its source archive."""
+from dutyfree.workloads.project import Project
 
 WHEELS = Path(__file__).with_name("wheels.txt")
 
@@ -46,24 +40,26 @@ class FixtureError(DutyfreeError):
     """The fixture could not be built."""
 
 
-def source(downloads: Path, version: str) -> Tree:
+def source(downloads: Path, project: Project, version: str) -> Tree:
     """The files in the source archive of a release, without PKG-INFO."""
     downloads.mkdir()
-    requirements = downloads / f"attrs-{version}.txt"
-    requirements.write_text(f"attrs=={version} --hash=sha256:{SOURCES[version]}\n")
-    backend = downloads / "backend" / "hatchling"
+    requirements = downloads / "requirements.txt"
+    digest = project.digests[version]
+    requirements.write_text(f"{project.name}=={version} --hash=sha256:{digest}\n")
+    package, _, module = project.build_backend.partition(".")
+    backend = downloads / "backend" / package
     backend.mkdir(parents=True)
     (backend / "__init__.py").touch()
-    (backend / "build.py").write_text(_BACKEND)
+    (backend / f"{module}.py").write_text(_BACKEND)
     options = ["--no-binary", ":all:", "--no-build-isolation"]
     _download([*options, "-r", str(requirements)], downloads, {"PYTHONPATH": str(backend.parent)})
-    archive = downloads / f"attrs-{version}.tar.gz"
+    archive = downloads / f"{project.name}-{version}.tar.gz"
     content = archive.read_bytes()
-    _verify(archive.name, content, SOURCES[version])
+    _verify(archive.name, content, digest)
     tree: Tree = {}
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         for member in tar:
-            path = PurePosixPath(member.name).relative_to(f"attrs-{version}")
+            path = PurePosixPath(member.name).relative_to(f"{project.name}-{version}")
             file = tar.extractfile(member) if member.isfile() else None
             if file is not None and ".." not in path.parts and str(path) != "PKG-INFO":
                 tree[str(path)] = file.read()
@@ -113,7 +109,7 @@ def _download(arguments: list[str], target: Path, environment: dict[str, str]) -
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if "ERROR" in line] or [done.stderr[-300:]]
         raise FixtureError(
-            f"pip could not download the files of the attrs fixture: {' '.join(lines)[-600:]}",
+            f"pip could not download the files of the fixture: {' '.join(lines)[-600:]}",
             remedy="check the network and the package index that pip uses (pip config list), then try again",
         )
 
@@ -131,6 +127,6 @@ def _pip() -> list[str]:
             if not subprocess.run([*command, "--version"], capture_output=True, check=False).returncode:
                 return command
     raise FixtureError(
-        "the attrs fixture needs pip, and none was found",
+        "the fixture needs pip, and none was found",
         remedy=f"run {sys.executable} -m ensurepip, or install uv or python3-pip",
     )

@@ -1,9 +1,9 @@
-"""The attrs fixture: a repository with a real bug, its fix, and the dependencies of its tests.
+"""A fixture: the repository of a project with a real bug, its fix, and the dependencies of its tests.
 
-attrs 25.2.0 fails one test of attrs 25.3.0. The fix is one changed line in ``src/attr/_make.py``. Both
-releases come from the package index as source archives. The repository is built from them with fixed authors
-and dates, so its commits have the same hashes everywhere. This project contains no code of attrs: the patch
-is the difference between the archives.
+A release of the project fails one test of its next release, and the fix is one changed line. Both releases
+come from the package index as source archives. The repository is built from them with fixed authors and
+dates, so its commits have the same hashes everywhere. dutyfree contains no code of the project: the patch is
+the difference between the archives.
 """
 
 from __future__ import annotations
@@ -25,12 +25,10 @@ import msgspec
 
 from dutyfree.contract.stage import tree_digest
 from dutyfree.workloads import downloads
-from dutyfree.workloads.downloads import BUGGY, FIXED, SOURCES, FixtureError, Tree
+from dutyfree.workloads import project as project_module
+from dutyfree.workloads.downloads import FixtureError, Tree
+from dutyfree.workloads.project import ATTRS, Project
 
-COMMIT = "ebfa157b16ea6e2f42ec44ed1c9e4445ed90ca48"
-"""The buggy commit, the head of ``main``."""
-
-PATCHED = "src/attr/_make.py"
 MANIFEST = "fixture.json"
 
 GIT_ENVIRONMENT = {
@@ -60,25 +58,25 @@ class Patch(msgspec.Struct, frozen=True):
 
 class Fixture(msgspec.Struct, frozen=True, kw_only=True):
     root: Path
-    commit: str
+    project: Project
     patch: Patch
     versions: dict[str, str]
-    """Versions of attrs before and after, and of the wheels."""
+    """Versions of the project before and after, and of the wheels."""
 
     @property
     def served(self) -> Path:
-        """The directory that the git server serves. It contains ``attrs.git``."""
+        """The directory that the git server serves. It contains ``repository``."""
         return self.root / "served"
 
     @property
     def repository(self) -> Path:
         """The bare repository."""
-        return self.served / "attrs.git"
+        return self.served / f"{self.project.name}.git"
 
     @property
     def checkout(self) -> Path:
         """A repository with a working tree at the buggy commit: the same bytes on every machine."""
-        return self.root / "attrs"
+        return self.root / self.project.name
 
     @property
     def wheels(self) -> Path:
@@ -91,37 +89,37 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     versions: dict[str, str]
 
 
-def build(cache: Path, progress: Progress | None = None) -> Fixture:
-    """Return the fixture in ``cache``; build it if it is missing or damaged. Blocks for seconds.
+def build(cache: Path, progress: Progress | None = None, project: Project = ATTRS) -> Fixture:
+    """Return the fixture of a project in ``cache``; build it if it is missing or damaged. Blocks for seconds.
 
     Several processes may build at the same time, and may be killed: the fixture gets its name only when it is
     complete, and is verified before each use. Raises FixtureError.
     """
     say = progress or (lambda _message: None)
-    root = cache / f"fixture-{_key()}"
+    root = cache / f"fixture-{project.name}-{_key()}"
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with _lock(cache / "fixture.lock", say):
             for stale in cache.glob("fixture-making-*"):  # left by a builder that was killed
                 shutil.rmtree(stale, ignore_errors=True)
-            fixture = _load(root)
+            fixture = _load(root, project)
             if fixture is None:
                 making = Path(tempfile.mkdtemp(prefix="fixture-making-", dir=cache))
                 try:
-                    _make(making, say)
+                    _make(making, project, say)
                     shutil.rmtree(root, ignore_errors=True)
                     making.rename(root)
                 finally:
                     shutil.rmtree(making, ignore_errors=True)
-                fixture = _load(root)
+                fixture = _load(root, project)
     except OSError as error:
         raise FixtureError(
-            f"the attrs fixture cannot be built in {cache}: {error.strerror or error}",
+            f"the {project.name} fixture cannot be built in {cache}: {error.strerror or error}",
             remedy="free some space, or set DUTYFREE_CACHE to another directory",
         ) from error
     if fixture is None:
         raise FixtureError(
-            f"the attrs fixture in {root} changed while it was built",
+            f"the {project.name} fixture in {root} changed while it was built",
             remedy="check the disk, or set DUTYFREE_CACHE to another directory",
         )
     return fixture
@@ -132,7 +130,7 @@ def _key() -> str:
 
     So another version of dutyfree has its own fixture, and neither replaces the other's.
     """
-    makers = (Path(__file__), Path(downloads.__file__), downloads.WHEELS)
+    makers = (Path(__file__), Path(downloads.__file__), Path(project_module.__file__), downloads.WHEELS)
     parts = (*(path.read_bytes() for path in makers), inspect.getsource(tree_digest).encode())
     return hashlib.sha256(b"".join(parts)).hexdigest()[:12]
 
@@ -144,45 +142,47 @@ def _lock(path: Path, say: Progress) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("waiting for another process to build the attrs fixture")
+            say("waiting for another process to build a fixture")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _load(root: Path) -> Fixture | None:
+def _load(root: Path, project: Project) -> Fixture | None:
     """The fixture at ``root``; None if it is missing or damaged. The digest takes about 20 ms."""
     try:
         manifest = msgspec.json.decode((root / MANIFEST).read_bytes(), type=_Manifest)
-        if manifest.digest != _digest(root):
+        if manifest.digest != _digest(root, project):
             return None
     except (OSError, msgspec.MsgspecError):
         return None
-    return Fixture(root=root, commit=COMMIT, patch=manifest.patch, versions=manifest.versions)
+    return Fixture(root=root, project=project, patch=manifest.patch, versions=manifest.versions)
 
 
-def _digest(root: Path) -> str:
-    return hashlib.sha256(
-        b"".join(tree_digest(root / part) for part in ("served", "attrs", "wheels"))
-    ).hexdigest()
+def _digest(root: Path, project: Project) -> str:
+    parts = ("served", project.name, "wheels")
+    return hashlib.sha256(b"".join(tree_digest(root / part) for part in parts)).hexdigest()
 
 
-def _make(root: Path, say: Progress) -> None:
-    say("downloading attrs and its test dependencies")
+def _make(root: Path, project: Project, say: Progress) -> None:
+    say(f"downloading {project.name} and its test dependencies")
+    releases = (project.buggy, project.fixed)
     with tempfile.TemporaryDirectory(prefix="downloads-", dir=root) as scratch, ThreadPoolExecutor() as pool:
-        sources = [pool.submit(downloads.source, Path(scratch, version), version) for version in SOURCES]
+        sources = [
+            pool.submit(downloads.source, Path(scratch, version), project, version) for version in releases
+        ]
         wheels = pool.submit(downloads.wheels, root / "wheels")
         before, after = (source.result() for source in sources)
         pins = wheels.result()
-    say("building the attrs repository")
-    _repositories(root, before, after)
+    say(f"building the {project.name} repository")
+    _repositories(root, project, before, after)
     for path in (root, *root.rglob("*")):
         path.chmod(
             0o755 if path.is_dir() else 0o644
         )  # independent of the umask: modes are part of the content key
     manifest = _Manifest(
-        digest=_digest(root),
-        patch=derive_patch(PATCHED, before[PATCHED], after[PATCHED]),
-        versions={"attrs before": BUGGY, "attrs after": FIXED, **pins},
+        digest=_digest(root, project),
+        patch=derive_patch(project.patched, before[project.patched], after[project.patched]),
+        versions={f"{project.name} before": project.buggy, f"{project.name} after": project.fixed, **pins},
     )
     (root / MANIFEST).write_bytes(msgspec.json.encode(manifest))
 
@@ -190,10 +190,10 @@ def _make(root: Path, say: Progress) -> None:
 # --- The repository --------------------------------------------------------------------------------
 
 
-def _repositories(root: Path, before: Tree, after: Tree) -> None:
+def _repositories(root: Path, project: Project, before: Tree, after: Tree) -> None:
     """Create the bare repository and the checkout, with the same history."""
-    history = _history(before, after)
-    bare, checkout = root / "served" / "attrs.git", root / "attrs"
+    history = _history(project, before, after)
+    bare, checkout = root / "served" / f"{project.name}.git", root / project.name
     for directory, kind in ((bare, ["--bare"]), (checkout, [])):
         directory.mkdir(parents=True)
         _git(
@@ -208,9 +208,9 @@ def _repositories(root: Path, before: Tree, after: Tree) -> None:
         quiet = ("-c", "core.logAllRefUpdates=false", "-c", "fastimport.unpackLimit=1")
         _git(directory, *quiet, "fast-import", "--quiet", stdin=history)
         commit = _git(directory, "rev-parse", "refs/heads/main").decode().strip()
-        if commit != COMMIT:
+        if commit != project.commit:
             raise FixtureError(
-                f"the head of the attrs repository is commit {commit}, expected {COMMIT}",
+                f"the head of the {project.name} repository is commit {commit}, expected {project.commit}",
                 remedy="check which git is on the PATH",
             )
     # Pack it as hosted repositories are packed, so that the server has little to compute for a clone.
@@ -221,19 +221,21 @@ def _repositories(root: Path, before: Tree, after: Tree) -> None:
     _git(checkout, "checkout-index", "--all")
 
 
-def _history(before: Tree, after: Tree) -> bytes:
+def _history(project: Project, before: Tree, after: Tree) -> bytes:
     """Four commits for git fast-import. The last one adds the test that shows the bug."""
-    tests = {path: data for path, data in before.items() if path.startswith("tests/")}
-    source = {path: data for path, data in before.items() if path.startswith("src/")}
+    tests = {path: data for path, data in before.items() if project.is_test(path)}
+    source = {path: data for path, data in before.items() if project.is_source(path)}
     rest = {path: data for path, data in before.items() if path not in tests and path not in source}
     new_tests = {
-        path: data for path, data in after.items() if path.startswith("tests/") and before.get(path) != data
+        path: data
+        for path, data in after.items()
+        if path.startswith(project.new_tests) and before.get(path) != data
     }
     commits = (
         ("Add the licence, the settings and the documentation", rest),
-        (f"Add attrs {BUGGY}", source),
-        (f"Add the tests of attrs {BUGGY}", tests),
-        ("Test that a field_transformer may be a generator", new_tests),
+        (f"Add {project.name} {project.buggy}", source),
+        (f"Add the tests of {project.name} {project.buggy}", tests),
+        (project.subject, new_tests),
     )
     stream = bytearray()
     for number, (subject, files) in enumerate(commits):

@@ -30,13 +30,14 @@ class GitServerError(DutyfreeError):
 class GitServer:
     """A running server. A sandbox clones from ``url(address)``."""
 
-    def __init__(self, port: int, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, port: int, repository: str, process: subprocess.Popen[bytes]) -> None:
         self.port = port
+        self._repository = repository
         self._process = process
 
     def url(self, address: str = LOOPBACK) -> str:
         host = f"[{address}]" if ":" in address else address
-        return f"git://{host}:{self.port}/attrs.git"
+        return f"git://{host}:{self.port}/{self._repository}"
 
     def stop(self) -> None:
         """Kill the listener and all running clones. Blocks."""
@@ -82,7 +83,7 @@ def start(fixture: Fixture, addresses: Sequence[str]) -> GitServer:
     )
     assert process.stdout is not None
     answer = json.loads(process.stdout.readline() or b'{"error": "the listener did not start"}')
-    server = GitServer(answer.get("port", 0), process)
+    server = GitServer(answer.get("port", 0), fixture.repository.name, process)
     if "error" in answer:
         server.stop()
         raise GitServerError(

@@ -1,6 +1,7 @@
 """The tiers. T0: one command. T1: look at a repository. T2: clone, install, find and fix a bug, run tests.
 
-Paths are relative to the working directory of the sandbox. Every result is checked.
+Here are also the steps that trajectories have. Paths are relative to the working directory of the sandbox.
+Every result is checked.
 """
 
 from __future__ import annotations
@@ -9,24 +10,12 @@ from pathlib import Path
 
 from dutyfree.contract import Edit, Exec, Limits, List, Read, Recipe, Stage
 from dutyfree.workloads.fixture import GIT_ENVIRONMENT, GIT_TRUST_ALL, Fixture
+from dutyfree.workloads.project import ATTRS, Project
 from dutyfree.workloads.workload import Expect, Step, StepKind, Workload
-
-REPOSITORY = "attrs"
-"""Path of the repository in the sandbox."""
 
 SYMBOLS = Path(__file__).with_name("symbols.py")
 
 GIT = {**GIT_ENVIRONMENT, **GIT_TRUST_ALL}
-
-PYTHON = {
-    "PYTHONPATH": "src:../deps",  # the attrs of the repository must come before the one that hypothesis needs
-    "PYTHONDONTWRITEBYTECODE": "",
-    "PYTHONNOUSERSITE": "1",
-    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-}
-
-FAILING = "tests/test_hooks.py::TestTransformHook::test_hook_generator"
-"""The test that fails with the bug and passes with the fix."""
 
 WIDER = (
     "tests/test_hooks.py",
@@ -45,7 +34,7 @@ def t0() -> Workload:
 
 def t1(fixture: Fixture) -> Workload:
     """Look at a repository that is part of the recipe."""
-    stage = Stage("repository", files={REPOSITORY: fixture.checkout})
+    stage = Stage("repository", files={ATTRS.name: fixture.checkout})
     return Workload(
         name="T1", first=FIRST, recipe=Recipe(stages=(stage,)), actions=(*_inspection(), status("status"))
     )
@@ -57,9 +46,15 @@ def t2(fixture: Fixture, url: str, *, full_tests: bool = False) -> Workload:
     wider = full_suite() if full_tests else pytest("tests-wider", *WIDER, says=b"260 passed, 1 xfailed")
     actions = (
         *_inspection(),
-        pytest("test-before", FAILING, exit_code=1, says=f"FAILED {FAILING}".encode(), and_says=b"1 failed"),
-        Step("patch", "modify", Edit(f"{REPOSITORY}/{patch.path}", patch.old, patch.new)),
-        pytest("test-after", FAILING, says=b"1 passed"),
+        pytest(
+            "test-before",
+            ATTRS.failing,
+            exit_code=1,
+            says=f"FAILED {ATTRS.failing}".encode(),
+            and_says=b"1 failed",
+        ),
+        Step("patch", "modify", Edit(f"{ATTRS.name}/{patch.path}", patch.old, patch.new)),
+        pytest("test-after", ATTRS.failing, says=b"1 passed"),
         wider,
         git("diff", "inspect", "diff", "--no-ext-diff", contains=_changed_lines(patch.diff)),
         shell(
@@ -87,16 +82,21 @@ def recipe(fixture: Fixture) -> Recipe:
 
 def setup(fixture: Fixture, url: str) -> tuple[Stage, ...]:
     """The measured set-up of T2 and the trajectories: clone and install."""
+    project = fixture.project
     environment = ("env", *(f"{name}={value}" for name, value in GIT.items()))
-    clone = (*environment, "git", "clone", "--quiet", url, REPOSITORY)
-    checkout = (*environment, "git", "-C", REPOSITORY, "checkout", "--quiet", "-b", "work", fixture.commit)
-    pip = ("python3", "-m", "pip", "--isolated", "install", "--quiet", "--disable-pip-version-check")
-    offline = ("--no-index", "--find-links", "wheels", "--no-cache-dir", "--target", "deps")
-    packages = ("pytest", "hypothesis", "cloudpickle", "pympler")
+    clone = (*environment, "git", "clone", "--quiet", url, project.name)
+    checkout = (*environment, "git", "-C", project.name, "checkout", "--quiet", "-b", "work", project.commit)
     return (
         Stage("repository", commands=(clone, checkout)),
-        Stage("dependencies", commands=((*pip, *offline, *packages),)),
+        Stage("dependencies", commands=(install("wheels", "deps", *project.packages),)),
     )
+
+
+def install(wheels: str, target: str, *packages: str) -> tuple[str, ...]:
+    """The command that installs packages from a directory of wheels, without a package index."""
+    pip = ("python3", "-m", "pip", "--isolated", "install", "--quiet", "--disable-pip-version-check")
+    offline = ("--no-index", "--find-links", wheels, "--no-cache-dir", "--target", target)
+    return (*pip, *offline, *packages)
 
 
 # --- Steps -----------------------------------------------------------------------------------------
@@ -110,33 +110,51 @@ def run(
     exit_code: int = 0,
     contains: tuple[bytes, ...] = (),
     env: dict[str, str] | None = None,
+    project: Project = ATTRS,
 ) -> Step:
     """A command in the repository."""
-    return Step(label, kind, Exec(command, cwd=REPOSITORY, env=env), Expect(exit_code, contains))
+    return Step(label, kind, Exec(command, cwd=project.name, env=env), Expect(exit_code, contains))
 
 
-def git(label: str, kind: StepKind, *arguments: str, contains: tuple[bytes, ...] = ()) -> Step:
-    return run(label, kind, ("git", "--no-pager", *arguments), contains=contains, env=GIT)
+def git(
+    label: str,
+    kind: StepKind,
+    *arguments: str,
+    contains: tuple[bytes, ...] = (),
+    project: Project = ATTRS,
+) -> Step:
+    command = ("git", "--no-pager", *arguments)
+    return run(label, kind, command, contains=contains, env=GIT, project=project)
 
 
-def shell(label: str, kind: StepKind, command: str, *, contains: tuple[bytes, ...] = ()) -> Step:
-    return run(label, kind, command, contains=contains, env=GIT)
+def shell(
+    label: str, kind: StepKind, command: str, *, contains: tuple[bytes, ...] = (), project: Project = ATTRS
+) -> Step:
+    return run(label, kind, command, contains=contains, env=GIT, project=project)
 
 
-def status(label: str, *options: str, changes: tuple[str, ...] = ()) -> Step:
+def status(label: str, *options: str, changes: tuple[str, ...] = (), project: Project = ATTRS) -> Step:
     """Check that the working tree has exactly ``changes``, in the format of ``git status --porcelain``."""
     expected = "".join(f"{line}\n" for line in changes)
     command = f"echo begin && git status {' '.join(('--porcelain', *options))} && echo end"
-    return shell(label, "command", command, contains=(f"begin\n{expected}end\n".encode(),))
+    contains = (f"begin\n{expected}end\n".encode(),)
+    return shell(label, "command", command, contains=contains, project=project)
 
 
 def pytest(
-    label: str, *tests: str, exit_code: int = 0, says: bytes = b" passed", and_says: bytes = b""
+    label: str,
+    *tests: str,
+    exit_code: int = 0,
+    says: bytes = b" passed",
+    and_says: bytes = b"",
+    project: Project = ATTRS,
 ) -> Step:
     """Run tests of the repository with its own source."""
     command = ("python3", "-m", "pytest", "--quiet", "--color=no", *tests)
     contains = (says, and_says) if and_says else (says,)
-    return run(label, "test", command, exit_code=exit_code, contains=contains, env=PYTHON)
+    return run(
+        label, "test", command, exit_code=exit_code, contains=contains, env=project.python, project=project
+    )
 
 
 def full_suite() -> Step:
@@ -152,7 +170,7 @@ def full_suite() -> Step:
     )
 
 
-def symbols(label: str, root: str, name: str, lines: tuple[str, ...]) -> Step:
+def symbols(label: str, root: str, name: str, lines: tuple[str, ...], project: Project = ATTRS) -> Step:
     """Search ``root`` for definitions and callers of ``name``, and expect exactly ``lines``."""
     command = ("python3", "-c", SYMBOLS.read_text(encoding="utf-8"), root, name)
     return run(
@@ -160,6 +178,7 @@ def symbols(label: str, root: str, name: str, lines: tuple[str, ...]) -> Step:
         "inspect",
         command,
         contains=("".join(f"{line}\n" for line in ("begin", *lines, "end")).encode(),),
+        project=project,
     )
 
 
@@ -169,14 +188,14 @@ def _inspection() -> tuple[Step, ...]:
         Step(
             "list",
             "inspect",
-            List(REPOSITORY),
+            List(ATTRS.name),
             Expect(contains=(b".git", b"README.md", b"pyproject.toml", b"src", b"tests")),
         ),
         run("ls", "inspect", ("ls", "-l", "src/attr"), contains=(b" _make.py\n", b" validators.py\n")),
         Step(
             "read",
             "inspect",
-            Read(f"{REPOSITORY}/src/attr/_make.py"),
+            Read(f"{ATTRS.name}/src/attr/_make.py"),
             Expect(contains=(b"def _transform_attrs(", b"attrs = field_transformer(cls, attrs)\n")),
         ),
         run(

@@ -1,6 +1,7 @@
 """Trajectories: the first n actions of one endless sequence, the same on every substrate.
 
-The sequence follows the weights in ``mix.toml``. The generator keeps the files of the repository in memory
+A mix in ``mixes/`` has the weights of the actions, and ``operands/`` has the files, strings and tests of the
+repository that they work with. The generator keeps the files of the repository in memory
 and applies the actions to them, so every action has an exact expected result, whatever was changed before
 it.
 """
@@ -8,6 +9,7 @@ it.
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -19,13 +21,14 @@ import msgspec
 
 from dutyfree.contract import Edit, Limits, List, Read, Write
 from dutyfree.workloads import symbols, tiers
-from dutyfree.workloads.downloads import BUGGY
 from dutyfree.workloads.fixture import Fixture
+from dutyfree.workloads.project import ATTRS, Project
 from dutyfree.workloads.workload import Expect, Step, StepKind, Workload
 
 T = TypeVar("T")
 
-MIX = Path(__file__).with_name("mix.toml")
+MIXES = ("trajectory", "inspect", "edit", "build")
+"""The mixes. ``trajectory`` is the usual one."""
 
 
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,7 +36,14 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prints: str
 
 
+class NewTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    path: str
+    text: str
+
+
 class Operands(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    roots: list[str]
+    parsed: str
     edited: list[str]
     directories: list[str]
     strings: list[str]
@@ -41,26 +51,32 @@ class Operands(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     globs: list[str]
     tests: dict[str, int]
     programs: list[Program]
+    new_test: NewTest
 
 
 class Mix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kinds: dict[StepKind, int]
     verbs: dict[StepKind, dict[str, int]]
-    operands: Operands
 
 
-def mix() -> Mix:
-    return msgspec.toml.decode(MIX.read_bytes(), type=Mix)
+def mix(name: str = MIXES[0]) -> Mix:
+    path = Path(__file__).with_name("mixes") / f"{name}.toml"
+    return msgspec.toml.decode(path.read_bytes(), type=Mix)
 
 
-def trajectory(n: int, fixture: Fixture, url: str, seed: int = 0) -> Workload:
-    """``n`` actions after T2's set-up. A shorter trajectory is the start of a longer one."""
+def operands(project: Project) -> Operands:
+    path = Path(__file__).with_name("operands") / f"{project.name}.toml"
+    return msgspec.toml.decode(path.read_bytes(), type=Operands)
+
+
+def trajectory(n: int, fixture: Fixture, url: str, seed: int = 0, kind: str = MIXES[0]) -> Workload:
+    """``n`` actions after T2's set-up. A shorter trajectory is the start of a longer one of its mix."""
     return Workload(
-        name=f"trajectory-{n}",
+        name=f"{kind if fixture.project is ATTRS else fixture.project.name}-{n}",
         first=tiers.FIRST,
         recipe=tiers.recipe(fixture),
         setup=tiers.setup(fixture, url),
-        actions=tuple(islice(steps(fixture, mix(), seed), n)),
+        actions=tuple(islice(steps(fixture, mix(kind), seed), n)),
         limits=Limits(network="on"),
     )
 
@@ -69,7 +85,7 @@ def steps(fixture: Fixture, mix: Mix, seed: int = 0) -> Iterator[Step]:
     """The endless sequence of steps."""
     kinds = spread(mix.kinds)
     verbs = {kind: spread(weights) for kind, weights in mix.verbs.items()}
-    script = _Script(fixture, mix.operands, seed)
+    script = _Script(fixture, seed)
     for position in count(1):
         kind = next(kinds)
         yield script.step(position, kind, next(verbs[kind]))
@@ -96,11 +112,12 @@ def _found(path: str, content: bytes, name: str) -> tuple[str, ...]:
 class _Script:
     """The files of the repository in memory, and the steps that read and change them."""
 
-    def __init__(self, fixture: Fixture, operands: Operands, seed: int) -> None:
+    def __init__(self, fixture: Fixture, seed: int) -> None:
         self._original = _tracked(fixture.checkout)
         self._files = dict(self._original)
         self._patch = fixture.patch
-        self._operands = operands
+        self._project = fixture.project
+        self._operands = operands(fixture.project)
         self._seed = seed
         self._position = 0
         self._reproduced = False
@@ -138,7 +155,33 @@ class _Script:
         return options[int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) % len(options)]
 
     def _pick_source(self) -> str:
-        return self._pick([path for path in sorted(self._files) if _is_source(path)])
+        return self._pick([path for path in sorted(self._files) if self._is_python(path)])
+
+    def _is_python(self, path: str) -> bool:
+        return path.endswith(".py") and path.startswith(tuple(f"{root}/" for root in self._operands.roots))
+
+    def _run(
+        self,
+        label: str,
+        kind: StepKind,
+        command: tuple[str, ...],
+        *,
+        exit_code: int = 0,
+        contains: tuple[bytes, ...] = (),
+        env: dict[str, str] | None = None,
+    ) -> Step:
+        return tiers.run(
+            label, kind, command, exit_code=exit_code, contains=contains, env=env, project=self._project
+        )
+
+    def _git(self, label: str, kind: StepKind, *arguments: str, contains: tuple[bytes, ...] = ()) -> Step:
+        return tiers.git(label, kind, *arguments, contains=contains, project=self._project)
+
+    def _shell(self, label: str, kind: StepKind, command: str, *, contains: tuple[bytes, ...]) -> Step:
+        return tiers.shell(label, kind, command, contains=contains, project=self._project)
+
+    def _pytest(self, label: str, test: str, *, says: bytes, exit_code: int = 0) -> Step:
+        return tiers.pytest(label, test, exit_code=exit_code, says=says, project=self._project)
 
     # Inspection
 
@@ -148,47 +191,47 @@ class _Script:
         start = self._pick(range(max(1, len(lines) - 40)), "start")
         shown = lines[start : start + 40]
         command = ("sed", "-n", f"{start + 1},{start + 40}p", path)
-        return tiers.run(label, "inspect", command, contains=(b"".join(shown),))
+        return self._run(label, "inspect", command, contains=(b"".join(shown),))
 
     def _grep(self, label: str) -> Step:
-        string = self._pick(self._operands.strings)
+        string, sources = self._pick(self._operands.strings), self._project.sources
         found = []
         for path, content in self._files.items():
-            if path.startswith("src/") and path.endswith(".py"):
+            if path.startswith(f"{sources}/") and path.endswith(".py"):
                 numbered = enumerate(content.decode().splitlines(), 1)
                 block = "".join(f"{path}:{number}:{line}\n" for number, line in numbered if string in line)
                 found += [block.encode()] * bool(block)
-        command = ("grep", "-rnF", "--include=*.py", "-e", string, "src")
-        return tiers.run(label, "inspect", command, exit_code=0 if found else 1, contains=tuple(found))
+        command = ("grep", "-rnF", "--include=*.py", "-e", string, sources)
+        return self._run(label, "inspect", command, exit_code=0 if found else 1, contains=tuple(found))
 
     def _read(self, label: str) -> Step:
         path = self._pick_source()
         return Step(
-            label, "inspect", Read(f"{tiers.REPOSITORY}/{path}"), Expect(contains=(self._files[path],))
+            label, "inspect", Read(f"{self._project.name}/{path}"), Expect(contains=(self._files[path],))
         )
 
     def _symbols(self, label: str) -> Step:
-        name = self._pick(self._operands.symbols)
+        name, root = self._pick(self._operands.symbols), self._operands.parsed
         found = (
             _found(path, content, name)
             for path, content in self._files.items()
-            if path.startswith("src/attr/") and path.endswith(".py")
+            if path.startswith(f"{root}/") and path.endswith(".py")
         )
-        return tiers.symbols(label, "src/attr", name, tuple(sorted(chain.from_iterable(found))))
+        return tiers.symbols(label, root, name, tuple(sorted(chain.from_iterable(found))), self._project)
 
     def _list(self, label: str) -> Step:
         directory = self._pick(self._operands.directories)
         prefix = f"{directory}/" if directory else ""
         names = {path[len(prefix) :].split("/")[0] for path in self._files if path.startswith(prefix)}
-        where = f"{tiers.REPOSITORY}/{directory}".rstrip("/")
+        where = f"{self._project.name}/{directory}".rstrip("/")
         expect = Expect(contains=tuple(name.encode() for name in sorted(names)))
         return Step(label, "inspect", List(where), expect)
 
     def _log(self, label: str) -> Step:
-        path = self._pick([path for path in self._original if _is_source(path)])
-        subject = f"Add attrs {BUGGY}" if path.startswith("src/") else f"Add the tests of attrs {BUGGY}"
-        contains = (f"    {subject}\n".encode(),)
-        return tiers.git(label, "inspect", "log", "--stat", "--", path, contains=contains)
+        path = self._pick([path for path in self._original if self._is_python(path)])
+        what = "the tests of " if self._project.is_test(path) else ""
+        contains = (f"    Add {what}{self._project.name} {self._project.buggy}\n".encode(),)
+        return self._git(label, "inspect", "log", "--stat", "--", path, contains=contains)
 
     def _diff(self, label: str) -> Step:
         changes = dict.fromkeys(self._edits, (1, 0))
@@ -199,7 +242,7 @@ class _Script:
         counts = "".join(f"{new}\t{old}\t{path}\n" for path, (new, old) in sorted(changes.items()))
         start = f"begin\n{counts}{'' if counts else 'end'}\n".encode()
         command = "echo begin && git --no-pager diff --no-ext-diff --numstat --patch && echo end"
-        return tiers.shell(
+        return self._shell(
             label, "inspect", command, contains=(start, *(b"\n+%b\n" % line for line in lines))
         )
 
@@ -208,35 +251,68 @@ class _Script:
     def _status(self, label: str) -> Step:
         changed = sorted([*self._edits, *([self._patch.path] if self._fixed else [])])
         changes = (*(f" M {path}" for path in changed), *(f"?? {path}" for path in sorted(self._written)))
-        return tiers.status(label, changes=changes)
+        return tiers.status(label, changes=changes, project=self._project)
 
     def _python(self, label: str) -> Step:
         program = self._pick(self._operands.programs)
         contains = (f"{program.prints}\n".encode(),)
-        return tiers.run(
-            label, "command", ("python3", "-c", program.code), contains=contains, env=tiers.PYTHON
+        return self._run(
+            label, "command", ("python3", "-c", program.code), contains=contains, env=self._project.python
         )
 
     def _count(self, label: str) -> Step:
         path = self._pick_source()
         contains = (b"%d %b\n" % (self._files[path].count(b"\n"), path.encode()),)
-        return tiers.run(label, "command", ("wc", "-l", path), contains=contains)
+        return self._run(label, "command", ("wc", "-l", path), contains=contains)
 
     def _find(self, label: str) -> Step:
-        glob = self._pick(self._operands.globs)
+        glob, roots = self._pick(self._operands.globs), tuple(f"{root}/" for root in self._operands.roots)
         found = sorted(
             path
             for path in self._files
-            if path.startswith(("src/", "tests/")) and fnmatchcase(path.rpartition("/")[2], glob)
+            if path.startswith(roots) and fnmatchcase(path.rpartition("/")[2], glob)
         )
         block = "".join(f"{path}\n" for path in found)
-        command = f"echo begin; find src tests -type f -name '{glob}' | sort; echo end"
-        return tiers.shell(label, "command", command, contains=(f"begin\n{block}end\n".encode(),))
+        command = f"echo begin; find {' '.join(self._operands.roots)} -type f -name '{glob}' | sort; echo end"
+        return self._shell(label, "command", command, contains=(f"begin\n{block}end\n".encode(),))
 
     def _checksum(self, label: str) -> Step:
         path = self._pick_source()
         contains = (f"{hashlib.sha256(self._files[path]).hexdigest()}  {path}\n".encode(),)
-        return tiers.run(label, "command", ("sha256sum", path), contains=contains)
+        return self._run(label, "command", ("sha256sum", path), contains=contains)
+
+    # Builds: they write beside the repository, and start from nothing
+
+    def _compile(self, label: str) -> Step:
+        sources = self._project.sources
+        number = sum(path.startswith(f"{sources}/") and path.endswith(".py") for path in self._files)
+        command = (
+            "rm -rf ../build/byte-code && "
+            f"PYTHONPYCACHEPREFIX=../build/byte-code python3 -m compileall -qf {sources} ../deps/_pytest && "
+            f"find ../build/byte-code -path '*/{self._project.name}/{sources}/*.pyc' | wc -l"
+        )
+        return self._shell(label, "command", command, contains=(b"%d\n" % number,))
+
+    def _package(self, label: str) -> Step:
+        target = f"../build/{self._project.name}.zip"
+        command = (
+            f"mkdir -p ../build && python3 -m zipfile -c {target} {' '.join(self._operands.roots)} && "
+            f"python3 -m zipfile -t {target}"
+        )
+        return self._shell(label, "command", command, contains=(b"Done testing\n",))
+
+    def _archive(self, label: str) -> Step:
+        target = f"../build/{self._project.name}.tar.gz"
+        command = (
+            f"mkdir -p ../build && python3 -m tarfile -c {target} {' '.join(self._operands.roots)} && "
+            f"python3 -m tarfile -v -t {target}"
+        )
+        return self._shell(label, "command", command, contains=(b" is a tar archive.\n",))
+
+    def _install(self, label: str) -> Step:
+        pip = shlex.join(tiers.install("../wheels", "../build/site", "pytest"))
+        command = f"rm -rf ../build/site && {pip} && ls ../build/site/pytest"
+        return self._shell(label, "command", command, contains=(b"__init__.py\n",))
 
     # Modification
 
@@ -258,48 +334,39 @@ class _Script:
         if self._pick((True, False), "how"):
             return self._change(label, Edit(path, edit.new, edit.old))
         self._files[path] = self._original[path]
-        return tiers.git(label, "modify", "checkout", "--quiet", "--", path)
+        return self._git(label, "modify", "checkout", "--quiet", "--", path)
 
     def _change(self, label: str, edit: Edit) -> Step:
         content = self._files[edit.path]
         assert content.count(edit.old) == 1, f"{edit.path} does not contain {edit.old!r} exactly once"
         self._files[edit.path] = content.replace(edit.old, edit.new)
-        return Step(label, "modify", Edit(f"{tiers.REPOSITORY}/{edit.path}", edit.old, edit.new))
+        return Step(label, "modify", Edit(f"{self._project.name}/{edit.path}", edit.old, edit.new))
 
     def _write(self, label: str) -> Step:
         number = self._position
-        path = f"tests/test_action_{number:03d}.py"
-        content = (
-            "import attr\n\n\n"
-            f"def test_action_{number:03d}():\n"
-            '    cls = attr.make_class("C", {"x": attr.ib(), "y": attr.ib(default=1)})\n\n'
-            f"    assert (({number}, 1)) == attr.astuple(cls({number}))\n"
-        ).encode()
+        new = self._operands.new_test
+        path, content = new.path % {"number": number}, (new.text % {"number": number}).encode()
         self._files[path] = content
         self._written.append(path)
-        return Step(label, "modify", Write(f"{tiers.REPOSITORY}/{path}", content))
+        return Step(label, "modify", Write(f"{self._project.name}/{path}", content))
 
     # Tests
 
     def _file(self, label: str) -> Step:
         path = self._pick(list(self._operands.tests))
-        return tiers.pytest(label, path, says=f"\n{self._operands.tests[path]} passed in ".encode())
+        return self._pytest(label, path, says=f"\n{self._operands.tests[path]} passed in ".encode())
 
     def _one(self, label: str) -> Step:
         self._reproduced = True
         if self._fixed:
-            return tiers.pytest(label, tiers.FAILING, says=b"\n1 passed in ")
-        return tiers.pytest(label, tiers.FAILING, exit_code=1, says=b"\n1 failed in ")
+            return self._pytest(label, self._project.failing, says=b"\n1 passed in ")
+        return self._pytest(label, self._project.failing, exit_code=1, says=b"\n1 failed in ")
 
     def _new(self, label: str) -> Step:
-        return tiers.pytest(label, self._written[-1], says=b"\n1 passed in ")
+        return self._pytest(label, self._written[-1], says=b"\n1 passed in ")
 
 
 def _tracked(checkout: Path) -> dict[str, bytes]:
     """The files of the repository by path."""
     found = {str(path.relative_to(checkout)): path for path in sorted(checkout.rglob("*")) if path.is_file()}
     return {name: path.read_bytes() for name, path in found.items() if not name.startswith(".git/")}
-
-
-def _is_source(path: str) -> bool:
-    return path.startswith(("src/", "tests/")) and path.endswith(".py")

@@ -57,7 +57,7 @@ class Workload(msgspec.Struct, frozen=True):
     """
 
     name: str
-    """T0, T1, T2 or trajectory-N."""
+    """T0, T1, T2, trajectory-N, ..., or the name of a recorded trajectory."""
     first: Step
     recipe: Recipe = Recipe()
     setup: tuple[Stage, ...] = ()
