@@ -7,10 +7,14 @@ from collections.abc import Iterable
 from dutyfree.analysis.model import Caution, CautionKind, Cell, Summary
 from dutyfree.analysis.units import duration, hours
 from dutyfree.report.blocks import FigureBlock
+from dutyfree.report.figures.tails import tail_workload, tails_of
 from dutyfree.report.figures.tax import lone_taxes, shown_workloads
 from dutyfree.report.figures.trajectories import projected_workload
-from dutyfree.report.phrases import rate
+from dutyfree.report.phrases import factor, rate, seconds
+from dutyfree.report.rankings import crossings, lines
+from dutyfree.report.storage import compared_workloads, storage_pairs
 from dutyfree.report.tables.table import DIVISION
+from dutyfree.report.walls import wall_prices
 
 
 def tax(summary: Summary) -> FigureBlock | None:
@@ -26,9 +30,10 @@ def tax(summary: Summary) -> FigureBlock | None:
     return FigureBlock(
         "tax",
         f"The tax: extra time over {summary.baseline} by substrate",
-        f"p50 of the whole rollout compared with the same rollout on {summary.baseline}, in the shortest "
-        "and the longest workload. Thick lines are 95\N{NO-BREAK SPACE}% intervals. A hollow mark means "
-        "that no difference is shown: the interval includes 0, or there are too few trials for an interval.",
+        "p50 of the whole rollout compared with the same rollout on bare, in the shortest and the longest "
+        "workload. Thick lines are 95\N{NO-BREAK SPACE}% intervals. A hollow mark means that no "
+        "difference is shown: the interval includes 0, or the difference may be chance, or it is below the "
+        "noise floor.",
         f"The tax rate of each substrate as dots with intervals: {'; '.join(rates)}.",
         _figure_cautions(
             summary,
@@ -44,7 +49,8 @@ def figure1(summary: Summary) -> FigureBlock:
         "figure1",
         "Figure 1. Latency decomposition at T2",
         "Mean components over the middle half of the rollouts by total. The tick is the p50 of the total, "
-        "with its 95 % interval. Grey is the time of the commands themselves.",
+        "with its 95 % interval. Grey is the time inside the actions. It includes any slow-down of the work "
+        "in the sandbox; where a substrate does not report it, it is that of bare.",
         _alt("The time of a T2 rollout by component as stacked bars", cells, "total"),
         _figure_cautions(summary, cells, without={CautionKind.UNSURE_TAIL}),
     )
@@ -110,10 +116,104 @@ def figure6(summary: Summary) -> FigureBlock:
     values = ", ".join(f"{row.substrate} {hours(row.hours.value)}" for row in ends)
     return FigureBlock(
         "figure6",
-        "Figure 6. Worker-hours from 10,000 to 1,000,000 trajectories",
-        f"N·T/3600, where T is the p50 of {workload or 'a trajectory'}. Bands are 95 % intervals.",
-        f"Worker-hours by number of rollouts as lines; at a million: {values or 'no data'}.",
+        "Figure 6. Worker-hours by number of trajectories",
+        f"N·T/3600, where T is the mean of {workload or 'a trajectory'}. Bands are 95 % intervals. The "
+        "ranking is the same for every N.",
+        f"Worker-hours by number of rollouts as lines; at the right end: {values or 'no data'}.",
         _figure_cautions(summary, cells, without={*DIVISION, CautionKind.UNSURE_TAIL}),
+    )
+
+
+def law(summary: Summary) -> FigureBlock | None:
+    laws = [one for one in summary.laws if one.substrate not in summary.controls]
+    if not laws:
+        return None
+    values = "; ".join(
+        f"{one.substrate} a {seconds(one.a)}, b {seconds(one.b)}, c {factor(one.c)}" for one in laws
+    )
+    return FigureBlock(
+        "law",
+        "The law by substrate",
+        "Short rollouts pay a, rollouts with many actions pay b, and heavy work pays c. Thick lines are 95 % "
+        "intervals. The axes of a and b are logarithmic. A hollow mark of c: no slow-down is shown.",
+        f"The three numbers of the law as dots with intervals: {values}.",
+        [one for one in summary.cautions if one.substrate and one.workload is None],
+    )
+
+
+def rankings(summary: Summary) -> FigureBlock | None:
+    found = lines(summary)
+    if not found:
+        return None
+    ends = "; ".join(f"{label} {points[-1].measured:.2f}" for label, points in found.items())
+    crossed = ", ".join(
+        f"{one.one} and {one.other} at about {one.length:.0f} actions" for one in crossings(summary)
+    )
+    return FigureBlock(
+        "rankings",
+        "Time by length, relative to bare",
+        f"Lines are predictions of the law, marks are measured p50s, both divided by {summary.baseline}. "
+        + (f"A ring marks where a ranking reverses: {crossed}. " if crossed else "No ranking reverses here. ")
+        + "Only differences that count as shown can reverse.",
+        f"Relative time by number of actions as lines; in the longest trajectory: {ends}.",
+        [],
+    )
+
+
+def tails(summary: Summary) -> FigureBlock | None:
+    workload = tail_workload(summary)
+    found = [one for one in tails_of(summary, workload) if one.substrate not in summary.controls]
+    if not found:
+        return None
+    values = "; ".join(f"{one.substrate} p99 {duration(one.p99.value)}" for one in found)
+    return FigureBlock(
+        "tails",
+        "What a synchronous step waits for",
+        f"The mean of {workload}, and the expected time of the slowest of 8, 64 and 512 rollouts. A hollow "
+        "mark is a lower bound: there are too few trials for so large a group.",
+        f"The expected slowest rollout by group size as lines: {values}.",
+        [],
+    )
+
+
+def storage(summary: Summary) -> FigureBlock | None:
+    pairs = storage_pairs(summary)
+    names = compared_workloads(summary)
+    if not pairs or not names:
+        return None
+    cells = [
+        cell
+        for name in names
+        for pair in pairs
+        for label in (pair.disk, pair.memory)
+        if (cell := summary.lone_cell(name, label))
+    ]
+    return FigureBlock(
+        "storage",
+        "The same substrate on the disk and in memory",
+        "p50 of the whole rollout with written files on the disk (filled) and in memory (hollow). Thick "
+        "lines are 95 % intervals.",
+        _alt("The p50 of the whole rollout by storage as dots", cells, "total"),
+        _figure_cautions(summary, cells, without={*DIVISION, CautionKind.UNSURE_TAIL}),
+    )
+
+
+def walls(summary: Summary) -> FigureBlock | None:
+    prices = wall_prices(summary)
+    if not prices:
+        return None
+    values = "; ".join(
+        f"{one.wall} {seconds(one.creation)} per creation, {seconds(one.action)} per action, "
+        f"{rate(one.work)} of the work"
+        for one in prices
+    )
+    return FigureBlock(
+        "walls",
+        "The price of each wall",
+        "What is saved if a wall is left out: once per rollout, for every action, and as a share of the "
+        "work. Thick lines are 95 % intervals. A hollow mark means that no price is shown.",
+        f"The prices as dots with intervals: {values}.",
+        [],
     )
 
 

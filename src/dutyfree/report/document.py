@@ -10,7 +10,7 @@ import msgspec
 from dutyfree.analysis.cautions import FEW, FEW_FOR_TAIL
 from dutyfree.analysis.model import Summary
 from dutyfree.analysis.statistics import RESAMPLES
-from dutyfree.analysis.units import duration, enumeration, plural
+from dutyfree.analysis.units import duration, enumeration, percent, plural
 from dutyfree.report import captions
 from dutyfree.report.blocks import (
     Block,
@@ -23,7 +23,7 @@ from dutyfree.report.blocks import (
     TableBlock,
 )
 from dutyfree.report.headline import HeadlineAnswer, answers
-from dutyfree.report.phrases import CautionGroup, groups
+from dutyfree.report.phrases import CautionGroup, groups, minus_one, rate
 from dutyfree.report.tables.catalog import tables
 from dutyfree.report.tables.table import Table
 
@@ -35,8 +35,8 @@ MANY_ROWS = 16
 class ReportDocument(msgspec.Struct, frozen=True):
     title: str
     lead: str
-    chart: FigureBlock | None
-    """The tax by substrate; None if there is none."""
+    opening: list[Block]
+    """The noise floor and the law; without a law, the tax."""
     answers: list[HeadlineAnswer]
     cautions: list[CautionGroup]
     """All cautions. Figures and tables refer to them by number, from 1."""
@@ -48,7 +48,7 @@ def document(summary: Summary, rebuild: str) -> ReportDocument:
     return ReportDocument(
         title=TITLE,
         lead=_lead(summary),
-        chart=captions.tax(summary),
+        opening=_opening(summary, made),
         answers=answers(summary),
         cautions=groups(summary.cautions, len(summary.cells)),
         sections=[*_results(summary, made), *_background(summary, rebuild)],
@@ -63,6 +63,30 @@ def _lead(summary: Summary) -> str:
     return (
         f"{plural(summary.trials, 'trial')} on {enumeration(measured)} ({failed}; {summary.warmups} more as "
         f"warm-ups), started {summary.started[:16].replace('T', ' ')} UTC on {_machine(summary)}."
+    )
+
+
+def _opening(summary: Summary, made: dict[str, Table]) -> list[Block]:
+    blocks: list[Block] = [ParagraphBlock(noise_sentence(summary))] if summary.trials else []
+    law = captions.law(summary)
+    if law:
+        return [*blocks, TableBlock(made["law"]), law]
+    chart = captions.tax(summary)
+    return [*blocks, chart] if chart else blocks
+
+
+def noise_sentence(summary: Summary) -> str:
+    """How far two equal substrates appear to differ in this study."""
+    floor = next((one for one in summary.noise_floor if one.metric == "total"), None)
+    if floor is None:
+        return (
+            "Noise floor: unknown, because the plan has no A/A control. Add a substrate under a second label "
+            "with the same options."
+        )
+    return (
+        f"Noise floor: {floor.twin} is {floor.substrate} under a second label. Over all workloads, their "
+        f"whole rollouts differ by {rate(minus_one(floor.ratio))}; the interval of a single workload reaches "
+        f"up to {percent(floor.share)}. No difference within the noise floor of its workload counts."
     )
 
 
@@ -104,14 +128,38 @@ def _results(summary: Summary, made: dict[str, Table]) -> list[Section]:
                 TableBlock(made["worker_hours"]),
             ],
         ),
+        Section("The tax", [*_tax_figure(summary), TableBlock(made["tax"]), _foldable(made["ratios"])]),
         Section(
-            "The tax",
-            [TableBlock(made["tax"]), _foldable(made["ratios"])],
+            "Do the rankings hold?", [*_present(captions.rankings(summary)), TableBlock(made["rankings"])]
+        ),
+        Section(
+            "Mean and slow rollouts", [*_present(captions.tails(summary)), _foldable(made["distribution"])]
         ),
     ]
+    if "predictions" in made:
+        sections.append(Section("Predictions of the law", [_foldable(made["predictions"])]))
+    if "storage" in made:
+        sections.append(
+            Section("Disk and memory", [*_present(captions.storage(summary)), _foldable(made["storage"])])
+        )
+    if "walls" in made:
+        sections.append(
+            Section("The price of each wall", [*_present(captions.walls(summary)), TableBlock(made["walls"])])
+        )
     if "throughput" in made:
         sections.append(Section("In parallel", [TableBlock(made["throughput"])]))
+    if "noise_floor" in made:
+        sections.append(Section("Noise", [_foldable(made["noise_floor"])]))
     return [*sections, Section("Failures", [TableBlock(made["failures"])])]
+
+
+def _present(block: FigureBlock | None) -> list[FigureBlock]:
+    return [block] if block else []
+
+
+def _tax_figure(summary: Summary) -> list[FigureBlock]:
+    """Without a law, the figure is at the top of the report."""
+    return _present(captions.tax(summary)) if summary.laws else []
 
 
 def _foldable(table: Table) -> TableBlock:

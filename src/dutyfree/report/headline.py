@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from dutyfree.analysis.findings import Spread
+from dutyfree.analysis.findings import Ratio, Spread
 from dutyfree.analysis.model import CautionKind, Cell, Summary
 from dutyfree.analysis.statistics import Estimate
 from dutyfree.analysis.units import count, duration, hours, percent, plural
 from dutyfree.report.palette import COMPONENTS
-from dutyfree.report.phrases import interval_phrase, seconds, takes
+from dutyfree.report.phrases import compared, seconds
+from dutyfree.report.tables.costs import mean_hours
 
 QUESTIONS = (
     "How much does the substrate change cold start?",
@@ -22,7 +23,7 @@ QUESTIONS = (
 
 
 NOTHING_SHOWN = "No difference shown"
-"""Used if the interval of a ratio includes 1, or if there is no interval."""
+"""Used unless the analysis counts the difference as shown."""
 
 
 class HeadlineAnswer(msgspec.Struct, frozen=True):
@@ -67,26 +68,29 @@ class _Pair(msgspec.Struct, frozen=True):
     one: str
     other: str
     ratio: Estimate | None
-
-    @property
-    def is_shown(self) -> bool:
-        return self.ratio is not None and self.ratio.leaves_out(1)
+    shown: bool
+    why: str
 
     @property
     def sentence(self) -> str:
-        of = "" if self.is_shown else " of the ratio"
-        return f"{takes(self.one, self.other, self.ratio)}{interval_phrase(self.ratio, of)}"
+        return compared(self.one, self.other, self.ratio, shown=self.shown, why=self.why)
 
 
-def _pair(summary: Summary, slower: str, faster: str, ratio: Estimate | None) -> _Pair:
-    """Compare the slower with the faster substrate; but compare with the baseline if one of them is it."""
-    if slower == summary.baseline:
-        return _Pair(faster, slower, ratio.inverse() if ratio else None)
-    return _Pair(slower, faster, ratio)
+def _pair(summary: Summary, slower: str, faster: str, found: Ratio | Spread) -> _Pair:
+    """Compare the slower with the faster substrate; but compare with bare if one of them is it."""
+    bare = _bare(summary)
+    if slower in bare and faster not in bare:
+        return _Pair(faster, slower, found.ratio.inverse() if found.ratio else None, found.shown, found.why)
+    return _Pair(slower, faster, found.ratio, found.shown, found.why)
 
 
 def _of_spread(summary: Summary, spread: Spread) -> _Pair:
-    return _pair(summary, spread.slowest, spread.fastest, spread.ratio)
+    return _pair(summary, spread.slowest, spread.fastest, spread)
+
+
+def _bare(summary: Summary) -> set[str]:
+    """The labels that have no tax: the others are compared with them."""
+    return {one.label for one in summary.substrates if one.use == "bare"} | {summary.baseline or ""}
 
 
 def _cold_start(summary: Summary) -> tuple[str, str]:
@@ -97,7 +101,7 @@ def _cold_start(summary: Summary) -> tuple[str, str]:
     spreads = [spread for spread in summary.spreads if spread.workload in tiers]
     if not spreads:
         return "", f"{first} There is only one substrate, so there is nothing to compare."
-    shown = [spread for spread in spreads if _of_spread(summary, spread).is_shown]
+    shown = [spread for spread in spreads if spread.shown]
     text = " ".join([first, *(_episode(summary, spread) for spread in spreads)])
     if not shown:
         return NOTHING_SHOWN, text
@@ -113,12 +117,12 @@ def _first_commands(summary: Summary, tier: str) -> str:
     if len(done) == 1:
         return f"{text}."
     key = (tier, cells[0].parallel, "first_result", {fastest, slowest})
-    ratio = next(
-        row.ratio
+    found = next(
+        row
         for row in summary.ratios
         if (row.workload, row.parallel, row.metric, {row.substrate, row.base}) == key
     )
-    pair = _pair(summary, slowest, fastest, ratio)
+    pair = _pair(summary, found.substrate, found.base, found)
     return f"{text} and {duration(slow)} after it on {slowest}: {pair.sentence}."
 
 
@@ -135,10 +139,13 @@ def _where(summary: Summary) -> tuple[str, str]:
     if name is None:
         return "", "No workload with actions was measured successfully."
     cells = sorted((cell for cell in summary.lone(name) if cell.total), key=_around, reverse=True)
-    taxed = [cell for cell in cells if cell.substrate != summary.baseline]
+    taxed = [cell for cell in cells if cell.substrate not in _bare(summary)]
     shares = "; ".join(_shares(cell) for cell in (taxed or cells)[:4])
     more = f" The other {plural(len(taxed) - 4, 'substrate')} are in Figure 1." if len(taxed) > 4 else ""
-    text = f"Of a {name} rollout, {shares}.{more} The rest is the time of the commands and the set-up."
+    text = (
+        f"Of a {name} rollout, {shares}.{more} The rest is the set-up and the time inside the actions, in "
+        "which the work may run slower than on bare."
+    )
     if not taxed:
         return "", text
     beside = [
@@ -208,7 +215,7 @@ def _growth(summary: Summary) -> tuple[str, str]:
         names = {label: f"{label}, the baseline" if label == summary.baseline else label for label in around}
         parts = "; ".join(f"{seconds(estimate)} on {names[label]}" for label, estimate in around.items())
         sentences.append(f"Orchestration adds to every action (p50 and 95 % interval): {parts}.")
-    taxed = {label: found for label, found in around.items() if label != summary.baseline}
+    taxed = {label: found for label, found in around.items() if label not in _bare(summary)}
     most = max(taxed, key=lambda label: taxed[label].value, default=None)
     if most is None or not taxed[most].leaves_out(0):
         return "", " ".join(sentences)
@@ -254,15 +261,14 @@ def _cost(summary: Summary) -> tuple[str, str]:
     if not spreads:
         return _cost_of_one(summary)
     spread = spreads[-1]
-    slow, fast = spread.hours(spread.slowest_seconds), spread.hours(spread.fastest_seconds)
-    gap = spread.hours(spread.difference)
+    slow, fast, gap = mean_hours(spread)
     pair = _of_spread(summary, spread)
     text = (
         f"{count(spread.rollouts)} trajectories of {plural(spread.actions, 'action')} take "
         f"{hours(slow.value)} of worker time on {spread.slowest} and {hours(fast.value)} on "
         f"{spread.fastest}: {pair.sentence}"
     )
-    if not pair.is_shown or not gap.leaves_out(0):
+    if not pair.shown or not gap.leaves_out(0):
         return NOTHING_SHOWN, f"{text}."
     word = "less" if pair.one == spread.fastest else "more"
     return (

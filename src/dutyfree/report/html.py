@@ -33,7 +33,7 @@ def render(document: ReportDocument, figures: Mapping[str, bytes]) -> str:
     return template.substitute(
         title=escape(document.title),
         lead=escape(document.lead),
-        chart=page.figure(document.chart) if document.chart else "",
+        opening="\n".join(page.block(block) for block in document.opening),
         answers="\n".join(page.answer(number, answer) for number, answer in enumerate(document.answers, 1)),
         cautions=_cautions(document.cautions),
         contents="\n".join(
@@ -64,12 +64,12 @@ class _Page:
         )
 
     def section(self, section: Section) -> str:
-        blocks = "\n".join(self._block(block) for block in section.blocks)
+        blocks = "\n".join(self.block(block) for block in section.blocks)
         return (
             f'<section id="{_slug(section.title)}">\n<h2>{escape(section.title)}</h2>\n{blocks}\n</section>'
         )
 
-    def _block(self, block: Block) -> str:
+    def block(self, block: Block) -> str:
         match block:
             case FigureBlock():
                 return self.figure(block)

@@ -23,8 +23,8 @@ from dutyfree.report.tables.table import Table
 def render(document: ReportDocument) -> str:
     numbers = {group.kind: number for number, group in enumerate(document.cautions, 1)}
     lines = [f"# {plain(document.title)}", "", plain(document.lead), ""]
-    if document.chart:
-        lines += [*_figure(document.chart), ""]
+    for block in document.opening:
+        lines += [*_block(block, numbers), ""]
     for number, answer in enumerate(document.answers, 1):
         remembered = f" **{plain(answer.figure)}.**" if answer.figure else ""
         cautions = _with_caution(dict.fromkeys(answer.cautions, ""))

@@ -34,6 +34,22 @@ def rate(estimate: Estimate | None) -> str:
     return f"{value} [{low}, {high}]"
 
 
+def minus_one(ratio: Estimate) -> Estimate:
+    """A ratio as a rate: 1.05 is +5 %."""
+    low = None if ratio.low is None else ratio.low - 1
+    return Estimate(ratio.value - 1, low, None if ratio.high is None else ratio.high - 1)
+
+
+def factor(estimate: Estimate | None) -> str:
+    """1.040 [1.021, 1.058]."""
+    if estimate is None:
+        return UNKNOWN
+    text = f"{estimate.value:.3f}"
+    if estimate.low is not None and estimate.high is not None:
+        text += f" [{estimate.low:.3f}, {estimate.high:.3f}]"
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
 def worker_hours(estimate: Estimate | None) -> str:
     if estimate is None:
         return UNKNOWN
@@ -56,11 +72,21 @@ def interval_phrase(estimate: Estimate | None, of: str = "") -> str:
     return f" (95\N{NO-BREAK SPACE}% interval{of} {bounds})"
 
 
-def takes(one: str, other: str, ratio: Estimate | None) -> str:
-    """``docker takes 2.08 times as long as bare``, or that no difference is shown."""
+def verdict(shown: bool, why: str) -> str:
+    """Whether a difference is shown, and why not if its interval alone would show it."""
+    return "shown" if shown else why or "none shown"
+
+
+def compared(one: str, other: str, ratio: Estimate | None, *, shown: bool, why: str = "") -> str:
+    """``docker takes 2.08 times as long as bare (95 % interval 2.01 to 2.15)``, or that none is shown."""
+    if shown and ratio is not None:
+        return f"{one} takes {significant(ratio.value)} times as long as {other}{interval_phrase(ratio)}"
     if ratio is None or not ratio.leaves_out(1):
-        return f"no difference shown between {one} and {other}"
-    return f"{one} takes {significant(ratio.value)} times as long as {other}"
+        return f"no difference shown between {one} and {other}{interval_phrase(ratio, ' of the ratio')}"
+    return (
+        f"{one} and {other} may differ, but this is not certain: {why or 'too few trials for a test'}"
+        f"{interval_phrase(ratio, ' of the ratio')}"
+    )
 
 
 class CautionNote:

@@ -1,4 +1,4 @@
-"""The chart at the top of the report: the tax rate of each substrate."""
+"""The tax rate of each substrate."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tax_by_substrate(summary: Summary) -> Any:
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.set_title(_title(rows[name][0]), loc="left", fontsize=11, fontweight="bold", pad=4)
-    panels[-1].set_xlabel(drawn(f"extra time, logarithmic; 0 is {summary.baseline}", 60))
+    panels[-1].set_xlabel(drawn(f"extra time, logarithmic; 0 is {_bases(summary, workloads)}", 60))
     return figure
 
 
@@ -60,8 +60,14 @@ def lone_taxes(summary: Summary, workload: str) -> list[Tax]:
     return [row for row in summary.taxes if (row.workload, row.substrate, row.parallel) in keys]
 
 
+def _bases(summary: Summary, workloads: Iterable[str]) -> str:
+    found = dict.fromkeys(row.base for name in workloads for row in lone_taxes(summary, name))
+    return " or ".join(label for label in found if label) or str(summary.baseline)
+
+
 def _cells(summary: Summary, workload: str) -> list[Cell]:
-    return [cell for cell in summary.lone(workload) if cell.substrate != summary.baseline]
+    bases = {row.base for row in lone_taxes(summary, workload)} | {summary.baseline}
+    return [cell for cell in summary.lone(workload) if cell.substrate not in bases]
 
 
 def _title(cell: Cell) -> str:
@@ -110,7 +116,7 @@ def _row(axes: Any, place: int, cell: Cell, tax: Tax | None, look: SubstrateLook
     if rate.low is not None and rate.high is not None:
         ends = [math.log1p(rate.low), math.log1p(rate.high)]
         axes.plot(ends, [place, place], color=look.colour, linewidth=4.5, alpha=0.45, solid_capstyle="butt")
-    found = rate.leaves_out(0)
+    found = tax.shown
     axes.plot(
         [math.log1p(rate.value)],
         [place],

@@ -5,28 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dutyfree.analysis.model import Summary
-from dutyfree.report.tables.costs import ratios, table1, table2, tax, worker_hours
-from dutyfree.report.tables.results import cold_start, decomposition, failures, throughput, trajectories
-from dutyfree.report.tables.spans import inside_action, inside_creation
+from dutyfree.report.tables import controls, costs, law, results, spans, tails
 from dutyfree.report.tables.table import Table
+
+ALWAYS: tuple[Callable[[Summary], Table], ...] = (
+    law.law,
+    results.cold_start,
+    results.decomposition,
+    spans.inside_action,
+    spans.inside_creation,
+    results.trajectories,
+    tails.distribution,
+    costs.tax,
+    costs.table1,
+    costs.table2,
+    costs.worker_hours,
+    controls.rankings,
+    costs.ratios,
+    results.failures,
+)
+WITH_DATA: tuple[Callable[[Summary], Table], ...] = (
+    law.noise_floor,
+    law.predictions,
+    controls.storage,
+    controls.walls,
+    results.throughput,
+)
+"""These are left out if they have no row: only some plans measure them."""
 
 
 def tables(summary: Summary) -> dict[str, Table]:
-    """All tables by name, in the order of the report."""
-    makers: tuple[Callable[[Summary], Table], ...] = (
-        cold_start,
-        decomposition,
-        inside_action,
-        inside_creation,
-        trajectories,
-        tax,
-        table1,
-        table2,
-        worker_hours,
-        ratios,
-        failures,
-    )
-    made = [maker(summary) for maker in makers]
-    if summary.throughput:
-        made.append(throughput(summary))
+    """All tables by name."""
+    made = [maker(summary) for maker in ALWAYS]
+    made += [table for maker in WITH_DATA if (table := maker(summary)).rows]
     return {table.name: table for table in made}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dutyfree.analysis.findings import Spread
 from dutyfree.analysis.model import Caution, Summary
 from dutyfree.analysis.projection import MILLION
+from dutyfree.analysis.statistics import Estimate
 from dutyfree.analysis.units import UNKNOWN, count, duration, hours, multiple, plural, significant
 from dutyfree.report import phrases
 from dutyfree.report.tables.table import (
@@ -24,40 +25,48 @@ def tax(summary: Summary) -> Table:
     return Table(
         name="tax",
         title="The tax over bare",
-        caption="p50 of the whole rollout minus the p50 of the same rollout on bare, on the same machine. "
-        "The rate is their ratio minus 1.",
-        header=["workload", "substrate", "tax", "rate", "tax per action"],
-        text_columns=2,
-        marked=2,
+        caption="p50 of the whole rollout minus the p50 of the same rollout on bare, on the same machine, "
+        "and with the same storage if that was measured. The rate is their ratio minus 1. The last column "
+        "says whether it counts as a difference.",
+        header=["workload", "substrate", "over", "tax", "rate", "tax per action", "difference"],
+        text_columns=3,
+        marked=3,
         data_header=[
             "workload",
             "substrate",
             "parallel",
+            "base",
             *estimate_header("tax_seconds"),
             *estimate_header("tax_rate"),
             *estimate_header("tax_per_action"),
+            "p_holm",
+            "shown",
         ],
         rows=[
             Row(
                 [
                     where(row.workload, row.parallel),
                     row.substrate,
+                    row.base,
                     phrases.seconds(row.seconds),
                     phrases.rate(row.rate),
                     phrases.seconds(row.per_action),
+                    phrases.verdict(row.shown, row.why),
                 ],
                 [
                     row.workload,
                     row.substrate,
                     row.parallel,
+                    row.base,
                     *estimate_data(row.seconds),
                     *estimate_data(row.rate),
                     *estimate_data(row.per_action),
+                    row.p,
+                    row.shown,
                 ],
                 [
                     caution
-                    for label in (row.substrate, summary.baseline)
-                    if label is not None
+                    for label in (row.substrate, row.base)
                     for caution in middle_cautions(summary, (row.workload, label, row.parallel))
                 ],
             )
@@ -101,7 +110,7 @@ def table2(summary: Summary) -> Table:
     return Table(
         name="table2",
         title="Table 2. The slowest and the fastest substrate",
-        caption="p50 of the whole rollout, and the worker-hours of one million rollouts.",
+        caption="p50 of the whole rollout, and the worker-hours of one million rollouts by its mean.",
         header=[
             "workload",
             "slowest",
@@ -137,7 +146,7 @@ def table2(summary: Summary) -> Table:
 
 def _spread(summary: Summary, row: Spread) -> Row:
     seconds = (row.slowest_seconds, row.fastest_seconds, row.difference)
-    slowest, fastest, difference = (row.hours(estimate) for estimate in seconds)
+    slowest, fastest, difference = mean_hours(row)
     return Row(
         [
             row.workload,
@@ -165,6 +174,15 @@ def _spread(summary: Summary, row: Spread) -> Row:
     )
 
 
+def mean_hours(row: Spread) -> tuple[Estimate, Estimate, Estimate]:
+    """The worker-hours of the slowest, of the fastest, and their difference, by means."""
+    return (
+        row.hours(row.slowest_mean or row.slowest_seconds),
+        row.hours(row.fastest_mean or row.fastest_seconds),
+        row.hours(row.mean_difference or row.difference),
+    )
+
+
 def _lone_cautions(summary: Summary, workload: str, *labels: str) -> list[Caution]:
     """Cautions about the p50 of the whole rollout, in the cells that figures show."""
     cells = (summary.lone_cell(workload, label) for label in labels)
@@ -179,17 +197,24 @@ def worker_hours(summary: Summary) -> Table:
     return Table(
         name="worker_hours",
         title="Worker-hours at scale",
-        caption="N·T/3600, where T is the p50 of the whole rollout with its interval.",
-        header=["workload", "substrate", *(count(scale) for scale in scales)],
+        caption="N·T/3600 for N rollouts, where T is the mean of the whole rollout: a sum needs means. "
+        "Brackets are 95 % intervals. For comparison, the last column takes the p50 as T.",
+        header=["workload", "substrate", *(count(scale) for scale in scales), *_by_p50(scales)],
         text_columns=2,
         marked=2,
-        data_header=["workload", "substrate", *(f"{scale}_{what}" for scale in scales for what in _BOUNDS)],
+        data_header=[
+            "workload",
+            "substrate",
+            *(f"{scale}_{what}" for scale in scales for what in _BOUNDS),
+            *(f"{scale}_p50_{what}" for scale in scales for what in _BOUNDS),
+        ],
         rows=[
             Row(
                 [
                     workload,
                     label,
                     *(phrases.worker_hours(by_key[workload, label, scale].hours) for scale in scales),
+                    phrases.worker_hours(by_key[workload, label, _shown(scales)].typical_hours),
                 ],
                 [
                     workload,
@@ -198,6 +223,11 @@ def worker_hours(summary: Summary) -> Table:
                         value
                         for scale in scales
                         for value in estimate_data(by_key[workload, label, scale].hours)
+                    ),
+                    *(
+                        value
+                        for scale in scales
+                        for value in estimate_data(by_key[workload, label, scale].typical_hours)
                     ),
                 ],
                 _lone_cautions(summary, workload, label),
@@ -209,6 +239,15 @@ def worker_hours(summary: Summary) -> Table:
     )
 
 
+def _by_p50(scales: list[int]) -> list[str]:
+    return [f"{count(_shown(scales))}, by p50"] if scales else []
+
+
+def _shown(scales: list[int]) -> int:
+    """The scale of the column by p50."""
+    return MILLION if MILLION in scales else scales[-1]
+
+
 def ratios(summary: Summary) -> Table:
     titles = {
         "first_result": "first command",
@@ -218,9 +257,10 @@ def ratios(summary: Summary) -> Table:
     return Table(
         name="ratios",
         title="Ratios between substrates",
-        caption="p50 of the slower ÷ p50 of the faster. p is from a two-sided Mann-Whitney test with Holm's "
-        "correction over all ratios; a dash means that the samples are too small for a significant result.",
-        header=["workload", "metric", "slower", "faster", "ratio", "p"],
+        caption="p50 of the slower ÷ p50 of the faster. p belongs to the interval, with Holm's correction "
+        "over all ratios; a dash means that there are too few rounds for a test. The last column says "
+        "whether it counts as a difference.",
+        header=["workload", "metric", "slower", "faster", "ratio", "p", "difference"],
         text_columns=4,
         marked=4,
         data_header=[
@@ -231,6 +271,7 @@ def ratios(summary: Summary) -> Table:
             "faster",
             *estimate_header("ratio"),
             "p_holm",
+            "shown",
         ],
         rows=[
             Row(
@@ -241,6 +282,7 @@ def ratios(summary: Summary) -> Table:
                     row.base,
                     multiple(row.ratio),
                     _p(row.p),
+                    phrases.verdict(row.shown, row.why),
                 ],
                 [
                     row.workload,
@@ -250,6 +292,7 @@ def ratios(summary: Summary) -> Table:
                     row.base,
                     *estimate_data(row.ratio),
                     row.p,
+                    row.shown,
                 ],
                 [
                     caution

@@ -82,10 +82,20 @@ def estimate_data(estimate: Estimate | None) -> list[float | None]:
 
 
 def quantity_header(name: str) -> list[str]:
-    return [*estimate_header(f"{name}_p50"), *estimate_header(f"{name}_p95")]
+    return [
+        *estimate_header(f"{name}_p50"),
+        *estimate_header(f"{name}_p95"),
+        *estimate_header(f"{name}_mean"),
+        f"{name}_sd",
+    ]
 
 
 def quantity_data(quantity: Quantity | None) -> list[float | None]:
     if quantity is None:
-        return [None] * 6
-    return [*estimate_data(quantity.p50), *estimate_data(quantity.p95)]
+        return [None] * 10
+    return [
+        *estimate_data(quantity.p50),
+        *estimate_data(quantity.p95),
+        *estimate_data(quantity.mean),
+        quantity.sd,
+    ]

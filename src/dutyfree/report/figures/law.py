@@ -1,0 +1,124 @@
+"""The law: its three numbers for each substrate, and where the rankings of substrates cross."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+
+from dutyfree.analysis.model import Summary
+from dutyfree.analysis.units import significant
+from dutyfree.report import canvas, rankings
+from dutyfree.report.figures.dots import Panel, panels
+from dutyfree.report.palette import INK, MUTED, PAPER, drawn, substrate_looks
+
+_TICKS = (0.1, 0.2, 0.5, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1000.0)
+
+
+def law_by_substrate(summary: Summary) -> Any:
+    """A panel each for a, b and c."""
+    laws = [law for law in summary.laws if law.substrate not in summary.controls]
+    if not laws:
+        return None
+    looks = substrate_looks(summary)
+    return panels(
+        [law.substrate for law in laws],
+        [looks[law.substrate] for law in laws],
+        [
+            Panel("a, rollout", [law.a for law in laws]),
+            Panel("b, action", [law.b for law in laws]),
+            Panel("c, work", [law.c for law in laws], significant, 1.0, "not known"),
+        ],
+    )
+
+
+def rankings_by_length(summary: Summary) -> Any:
+    """Time relative to the baseline by length: lines from the law, marks as measured, rings at crossings."""
+    lines = rankings.lines(summary)
+    if not lines:
+        return None
+    looks = substrate_looks(summary)
+    figure = canvas.new(3.6)
+    axes: Any = figure.subplots()
+    axes.axhline(1.0, color=INK, linewidth=1.1)
+    for label, points in lines.items():
+        look = looks[label]
+        xs = [point.length for point in points]
+        axes.plot(xs, [point.predicted for point in points], color=look.colour, linestyle=look.line)
+        axes.plot(
+            xs,
+            [point.measured for point in points],
+            linestyle="none",
+            marker=look.marker,
+            markersize=6.5,
+            color=look.colour,
+            markeredgecolor=PAPER,
+            markeredgewidth=0.8,
+            zorder=4,
+            clip_on=False,
+        )
+    crossings = rankings.crossings(summary)
+    for crossing in crossings:
+        axes.plot(
+            [crossing.length],
+            [crossing.relative],
+            marker="o",
+            markersize=15,
+            markerfacecolor="none",
+            markeredgecolor=INK,
+            markeredgewidth=1.4,
+            linestyle="none",
+            zorder=5,
+            clip_on=False,
+        )
+    lengths = sorted({point.length for points in lines.values() for point in points})
+    axes.set_xlim(0, lengths[-1] * 1.06)
+    marked = canvas.spread_out(lengths, 0.09 * lengths[-1])
+    axes.set_xticks(marked, [f"{length:g}" for length in marked])
+    axes.set_xlabel("actions in the trajectory")
+    _relative_axis(
+        axes, [value for points in lines.values() for p in points for value in (p.predicted, p.measured)]
+    )
+    axes.set_title(
+        drawn(f"whole rollout ÷ {summary.baseline}, logarithmic", 60),
+        loc="left",
+        fontsize=10.5,
+        fontweight="bold",
+    )
+    axes.grid(axis="y")
+    handles = [
+        Line2D(
+            [],
+            [],
+            color=looks[label].colour,
+            marker=looks[label].marker,
+            linestyle=looks[label].line,
+            label=drawn(label),
+        )
+        for label in lines
+    ]
+    if crossings:
+        ring = Line2D(
+            [], [], marker="o", markersize=11, markerfacecolor="none", color=MUTED, linestyle="none"
+        )
+        ring.set_label("ranking reverses")
+        handles.append(ring)
+    canvas.legend(figure, handles, most=3)
+    return figure
+
+
+def _relative_axis(axes: Any, values: list[float]) -> None:
+    low, high = min([*values, 0.95]) / 1.04, max([*values, 1.05]) * 1.04
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    shown = [tick for tick in _TICKS if low <= tick <= high]
+    span = (high / low) ** 0.09
+    kept: list[float] = []
+    for tick in sorted(shown, key=lambda one: (one != 1.0, one)):
+        if all(max(tick, other) / min(tick, other) >= span for other in kept):
+            kept.append(tick)
+    axes.yaxis.set_major_locator(FixedLocator(sorted(kept)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))  # noqa: RUF001
