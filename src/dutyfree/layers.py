@@ -9,20 +9,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from dutyfree.contract import Recipe
 from dutyfree.contract.errors import CreateError, UsageError
-
-if TYPE_CHECKING:
-    from dutyfree.engine.exchange.chains import LayerChain
-    from dutyfree.engine.exchange.fetcher import FetchResult
-    from dutyfree.engine.exchange.protocol import Peer
-    from dutyfree.engine.images.install import Progress
-    from dutyfree.engine.store.cancel import CancelToken
-    from dutyfree.engine.store.store import Store
+from dutyfree.engine.exchange import chains, layout, sources
+from dutyfree.engine.exchange.chains import LayerChain
+from dutyfree.engine.exchange.fetcher import Fetcher, FetchResult
+from dutyfree.engine.exchange.protocol import Peer
+from dutyfree.engine.images import find, reference, rootfs
+from dutyfree.engine.images.install import Progress
+from dutyfree.engine.images.unpack import UNPACKED_MAX
+from dutyfree.engine.layers.build_request import layer_key
+from dutyfree.engine.store.cancel import CancelToken
+from dutyfree.engine.store.store import Store
 
 What: TypeAlias = str | Recipe
 
@@ -71,9 +73,7 @@ class ExportResult(msgspec.Struct, frozen=True):
 
 def ls() -> list[LayerEntry]:
     """All layers, grouped by image, each after those below it."""
-    from dutyfree.engine.exchange import chains
-
-    store = _store()
+    store = Store()
     named = {snapshot.layer: snapshot.name for snapshot in store.snapshots.all()}
     there = {info.key: (info, built) for info in store.layers() if (built := store.provenance(info.key))}
     listed = [
@@ -113,10 +113,7 @@ def export(
     If ``image`` is false, the layers of the image are left out: the importing machine must have it.
     Raises UsageError, CreateError.
     """
-    from dutyfree.engine.exchange import layout
-    from dutyfree.engine.store.cancel import CancelToken
-
-    store = _store()
+    store = Store()
     found = {chain.name: chain for one in what for chain in [_one(store, one)]}
     if not found:
         raise UsageError("no layers are named to export", remedy=REMEDY)
@@ -144,12 +141,7 @@ def bring(
     ``what``, everything in an export is imported. If ``digest`` is given, it must be that of the export.
     Raises UsageError, CreateError.
     """
-    from dutyfree.engine.exchange import layout, sources
-    from dutyfree.engine.exchange.fetcher import Fetcher
-    from dutyfree.engine.images.unpack import UNPACKED_MAX
-    from dutyfree.engine.store.cancel import CancelToken
-
-    store, cancel = _store(), cancel or CancelToken()
+    store, cancel = Store(), cancel or CancelToken()
     with sources.open_peer(str(source), store, cancel) as peer:
         is_export = isinstance(peer, layout.LayoutPeer)
         if not what and not is_export:
@@ -171,9 +163,7 @@ def remove(what: Sequence[What]) -> list[str]:
     If a stage is built again, the layers above it no longer fit: it may write other files. A layer that is in
     use is removed by a later `dutyfree gc`. Raises UsageError.
     """
-    from dutyfree.engine.exchange import chains
-
-    store = _store()
+    store = Store()
     found = [_top(store, one) for one in what]
     for name, top in found:
         is_snapshot = name.startswith(chains.SNAPSHOT)
@@ -193,8 +183,6 @@ def remove(what: Sequence[What]) -> list[str]:
 
 def _top(store: Store, what: What) -> tuple[str, str]:
     """The full name, and the key of the uppermost layer. A snapshot may be incomplete. Raises UsageError."""
-    from dutyfree.engine.exchange import chains
-
     if isinstance(what, str) and what.startswith(chains.SNAPSHOT):
         snapshot = store.snapshots.get(what.removeprefix(chains.SNAPSHOT))
         if snapshot is not None:
@@ -203,16 +191,7 @@ def _top(store: Store, what: What) -> tuple[str, str]:
     return chain.name, chain.upper[-1].key
 
 
-def _store() -> Store:
-    from dutyfree.engine.store.store import Store
-
-    return Store()
-
-
-def _write(contents: object, target: Path | str) -> int:
-    from dutyfree.engine.exchange import layout
-
-    assert isinstance(contents, layout.LayoutContents)
+def _write(contents: layout.LayoutContents, target: Path | str) -> int:
     if target == "-":
         layout.write_archive(contents, sys.stdout.buffer)
         return contents.size
@@ -230,8 +209,6 @@ def _write(contents: object, target: Path | str) -> int:
 
 def _wanted(what: What) -> list[str]:
     """The names to request from a peer. Raises UsageError."""
-    from dutyfree.engine.exchange import chains
-
     if isinstance(what, str):
         return [what]
     if not what.stages:
@@ -254,8 +231,6 @@ def _offered(peer: Peer, what: What) -> LayerChain:
 
 def _rename_image(chain: LayerChain, what: What) -> LayerChain:
     """Let the image have the name that it has in the recipe, and no other."""
-    from dutyfree.engine.images import find, reference
-
     name = None if isinstance(what, str) else what.image
     if chain.stored_image is None or name is None:
         return msgspec.structs.replace(chain, stored_image=None)
@@ -266,9 +241,6 @@ def _rename_image(chain: LayerChain, what: What) -> LayerChain:
 
 
 def _matches(chain: LayerChain, what: What) -> bool:
-    from dutyfree.engine.exchange import chains
-    from dutyfree.engine.layers.build_request import layer_key
-
     built = [layer.provenance for layer in chain.upper if layer.provenance]
     tops = {chain.name} | {chains.RECIPE + last.recipe for last in built[-1:] if last.recipe}
     if isinstance(what, str):
@@ -281,8 +253,6 @@ def _matches(chain: LayerChain, what: What) -> bool:
 
 def _one(store: Store, what: What) -> LayerChain:
     """The chain of this machine that ``what`` names. Raises UsageError."""
-    from dutyfree.engine.exchange import chains
-
     if isinstance(what, str) and not what.startswith(chains.SNAPSHOT):
         digits = what.rpartition(":")[2]
         fitting = [
@@ -309,9 +279,7 @@ def _longest(found: Sequence[LayerChain], what: What) -> LayerChain:
 
 def _is_current(chain: LayerChain) -> bool:
     """Whether the chain's image is the one that is here now."""
-    from dutyfree.engine.images import rootfs
-
     if chain.image == "host":
         return chain.identity == rootfs.host_identity()
-    known = _store().image(chain.stored_image.name) if chain.stored_image else None
+    known = Store().image(chain.stored_image.name) if chain.stored_image else None
     return known is not None and known.digest == chain.identity

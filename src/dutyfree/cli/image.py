@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 from cyclopts import App, Parameter
 
+from dutyfree import study_image as images
 from dutyfree.cli import console, option_values
 from dutyfree.cli.progress import LayerBars
 from dutyfree.cli.signals import run_async, run_blocking
 from dutyfree.contract.errors import UsageError
-
-if TYPE_CHECKING:
-    from dutyfree.engine.images.install import LeasedImage
+from dutyfree.engine.images import find, mirrors, reference
+from dutyfree.engine.images import reference as references
+from dutyfree.engine.images.install import LeasedImage, disk_error
+from dutyfree.engine.images.pull import Puller
+from dutyfree.engine.store.store import Store
 
 image = App(name="image")
 
@@ -43,8 +46,6 @@ def build(
     force
         Build again even if the cache has it.
     """
-    from dutyfree import study_image as images
-
     say = console.say
     if reference is not None:
         from dutyfree.substrates.docker import adopt_image
@@ -86,11 +87,6 @@ def pull(
     quiet
         Show no progress, and print only the digest.
     """
-    from dutyfree.engine.images import mirrors
-    from dutyfree.engine.images import reference as references
-    from dutyfree.engine.images.pull import Puller
-    from dutyfree.engine.store.store import Store
-
     parsed = references.parse(reference)
     options = mirrors.pull_options({parsed.registry: mirror} if mirror else {})
     with LayerBars(quiet) as bars:
@@ -123,10 +119,6 @@ def import_(
     quiet
         Show no progress, and print only the digest.
     """
-    from dutyfree.engine.images import find, reference
-    from dutyfree.engine.images.install import disk_error
-    from dutyfree.engine.store.store import Store
-
     if source.startswith(find.DAEMON):
         from dutyfree.substrates.docker import export
 
@@ -165,8 +157,6 @@ def list_(*, json: bool = False) -> int:
     json
         Print JSON on standard output.
     """
-    from dutyfree.engine.store.store import Store
-
     store = Store()
     images = store.images()
     if json:
@@ -205,9 +195,6 @@ def remove(
     keep_layers
         Keep the layers until 'dutyfree image gc'.
     """
-    from dutyfree.engine.images import reference
-    from dutyfree.engine.store.store import Store
-
     store = Store()
     if not names:
         raise UsageError("name at least one image", remedy="'dutyfree image ls' lists them")
@@ -235,8 +222,6 @@ def gc(*, spare: str = "0", dry_run: Annotated[bool, Parameter(negative="")] = F
     dry_run
         Only say what would be removed.
     """
-    from dutyfree.engine.store.store import Store
-
     done = Store().collect(option_values.size(spare, "--spare") or 0, dry_run=dry_run)
     verb = "would remove" if dry_run else "removed"
     half = f", and {console.size(done.half)} unfinished" if done.half else ""

@@ -8,21 +8,24 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 from cyclopts import App, Parameter
 
-from dutyfree import layers
+import dutyfree
+from dutyfree import layers, recipes
 from dutyfree.cli import console, option_values, progress
 from dutyfree.cli.progress import LayerBars
 from dutyfree.cli.sandbox_options import SandboxOptions
 from dutyfree.cli.signals import run_async, run_blocking
+from dutyfree.contract import Recipe
 from dutyfree.contract.errors import UsageError
-
-if TYPE_CHECKING:
-    from dutyfree.contract import Recipe
-    from dutyfree.engine.store.cancel import CancelToken
+from dutyfree.engine.exchange import messages, protocol, server
+from dutyfree.engine.layers.disk_bridge import MAX_CHAIN
+from dutyfree.engine.store.cancel import CancelToken
+from dutyfree.engine.store.store import Store
+from dutyfree.substrates.native import Native
 
 layer = App(name="layer")
 
@@ -46,9 +49,6 @@ def build(recipe: Path, /, *, option: tuple[str, ...] = ()) -> int:
     option
         NAME=VALUE: an option of the substrate native. May be repeated.
     """
-    from dutyfree import recipes
-    from dutyfree.engine.layers.disk_bridge import MAX_CHAIN
-
     loaded = recipes.load(recipe)
     if not loaded.stages:
         raise UsageError(f"{recipe} has no stages: there is nothing to build")
@@ -63,9 +63,6 @@ def build(recipe: Path, /, *, option: tuple[str, ...] = ()) -> int:
 
 
 async def _build(recipe: Recipe, options: SandboxOptions) -> None:
-    import dutyfree
-    from dutyfree.substrates.native import Native
-
     async with dutyfree.open("native", **options.substrate_options()) as native:
         assert isinstance(native, Native)
         await native.prepare(recipe)
@@ -223,9 +220,6 @@ def serve(*, bind: str | None = None) -> int:
     bind
         Listen at HOST:PORT until Ctrl-C. Port 0 chooses a free port.
     """
-    from dutyfree.engine.exchange import messages, protocol, server
-    from dutyfree.engine.store.store import Store
-
     if bind is not None:
         token = messages.read_token()
         listener = server.listen(bind, token)
@@ -258,8 +252,6 @@ def remove(what: tuple[str, ...], /) -> int:
 
 def _parse_names(what: tuple[str, ...]) -> list[layers.What]:
     """Load what is a recipe file; pass on what is a key or a snapshot."""
-    from dutyfree import recipes
-
     return [recipes.load(Path(one)) if one.endswith(".toml") else one for one in what]
 
 
