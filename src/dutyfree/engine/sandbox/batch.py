@@ -177,7 +177,7 @@ def _observation(action: Exec, running: PendingCommand) -> Observation:
     except CommandNotStarted as error:
         return not_started(error.message)
     received, sent = ended[2], ended[6]
-    seen = observe(action, running, ended, received / 1e9)
+    seen = observe(action, running, ended, received / 1e9, done=sent / 1e9)
     if len(seen.spans) == 1:
         return seen  # it never ran
-    return msgspec.structs.replace(seen, seconds=(sent - received) / 1e9, spans=seen.spans[:-1])
+    return msgspec.structs.replace(seen, spans=seen.spans[:-1])

@@ -31,19 +31,28 @@ REASON_MAX = 1000
 
 
 def observe(
-    action: Exec, running: PendingCommand, ended: tuple[int, ...], asked: float, user: str = ""
+    action: Exec,
+    running: PendingCommand,
+    ended: tuple[int, ...],
+    asked: float,
+    user: str = "",
+    done: float | None = None,
 ) -> Observation:
     """The observation of a command that has ended; ``ended`` has the fields of its EXIT frame.
 
-    ``user`` is the default user.
+    ``user`` is the default user. Its time begins at ``asked`` and ends at ``done``, by default now.
     """
     status, flags, received, spawning, began, finished, sent, cpu, peak, _, _, cut_out, cut_err = ended
     if flags & REFUSED:
         return refusal(action, action.user or user, status, flags, perf_counter() - asked)
     code = _exit_code(status)
-    done = perf_counter()
-    # Both clocks are CLOCK_MONOTONIC.
-    at = [moment / 1e9 - asked for moment in (received, spawning, began, finished, sent)]
+    done = perf_counter() if done is None else done
+    # Both clocks are CLOCK_MONOTONIC, and the same one if both ends run on one kernel.
+    zero = asked
+    if not asked <= received / 1e9 <= sent / 1e9 <= done:
+        # They do not: assume that the request and the answer took equally long.
+        zero = received / 1e9 - max(0.0, done - asked - (sent - received) / 1e9) / 2
+    at = [moment / 1e9 - zero for moment in (received, spawning, began, finished, sent)]
     return Observation(
         exit_code=KILLED - code if code < 0 else code,
         signal=-code if code < 0 else None,

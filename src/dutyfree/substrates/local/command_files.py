@@ -23,9 +23,11 @@ from dutyfree.contract.errors import (
     ActionError,
     ActionKind,
     CollectError,
+    EditError,
     SpecialFile,
     file_error,
 )
+from dutyfree.contract.perform import check_edit, edited
 from dutyfree.substrates.local.archive import pack, unpack
 
 ERRNO = 64
@@ -131,6 +133,61 @@ cd -- "$parent" 2>/dev/null || exit 77
 """
 )
 
+# The input is the old text, $2 bytes of it, and then the new one. Shells cannot replace bytes, so perl or
+# python3 does it. A text that does not occur once: how often, and the first lines, on stdout.
+_PERL = r"""
+my ($path, $size) = @ARGV; local $/; binmode STDIN; binmode STDOUT;
+my $given = <STDIN>; my ($old, $new) = (substr($given, 0, $size), substr($given, $size));
+open(my $file, "+<:raw", $path) or exit(64 + $!);
+my $text = <$file>; $text = "" unless defined $text;
+my ($count, $first, $line, $seen, @lines) = (0, 0, 1, 0);
+for (my $at = index($text, $old); $at >= 0; $at = index($text, $old, $at + $size)) {
+  $first = $at unless $count++;
+  next if @lines >= 16;
+  $line += (substr($text, $seen, $at - $seen) =~ tr/\n//); $seen = $at;
+  push @lines, $line;
+}
+if ($count != 1) { print "$count @lines"; exit 60 }
+substr($text, $first, $size) = $new;
+seek($file, 0, 0) && print($file $text) && truncate($file, length $text) && close($file) or exit(64 + $!);
+"""
+
+_PYTHON = r"""
+import sys
+path, size = sys.argv[1].encode(errors="surrogateescape"), int(sys.argv[2])
+given = sys.stdin.buffer.read()
+old, new = given[:size], given[size:]
+try:
+    with open(path, "r+b") as file:
+        text = file.read()
+        count, at, lines = text.count(old), text.find(old), []
+        while at >= 0 and len(lines) < 16:
+            lines.append(str(text.count(b"\n", 0, at) + 1))
+            at = text.find(old, at + size)
+        if count != 1:
+            print(count, *lines)
+            sys.exit(60)
+        file.seek(0)
+        file.write(text.replace(old, new))
+        file.truncate()
+except OSError as error:
+    sys.exit(64 + error.errno)
+"""
+
+EDIT = (
+    _MISSING
+    + f"""
+[ -d "$1" ] && exit 85
+[ -e "$1" ] || missing "$1"
+[ -f "$1" ] || exit 86
+[ -r "$1" ] && [ -w "$1" ] || exit 77
+command -v perl >/dev/null 2>&1 && exec perl -e '{_PERL}' "$1" "$2"
+command -v python3 >/dev/null 2>&1 && exec python3 -S -c '{_PYTHON}' "$1" "$2"
+exit 61
+"""
+)
+NOT_ONCE, NO_EDITOR = 60, 61
+
 _KINDS = {"f": "file", "d": "directory", "l": "link"}
 
 
@@ -140,6 +197,9 @@ class FilesByCommands(ABC):
     The sandbox needs a POSIX shell, cat, head, mkdir, chmod, rm, find, stat and tar, of GNU or busybox. The
     contents of files pass through this process's memory.
     """
+
+    _edits = True
+    """Whether, as far as we know, the sandbox has a program that can edit files."""
 
     @property
     @abstractmethod
@@ -159,6 +219,24 @@ class FilesByCommands(ABC):
         check_mode(mode)
         check_bytes(data)
         await self._script(WRITE, path, f"{mode:o}", stdin=bytes(data))
+
+    async def edit(self, path: str, old: bytes, new: bytes) -> None:
+        """Replace ``old``, which must occur exactly once in the file, by ``new``. Raises EditError.
+
+        One command if the sandbox has perl or python3, otherwise a read and a write.
+        """
+        check_edit(old, new)
+        if self._edits:
+            encoded_path(path)
+            argv = script(EDIT, posixpath.join(self.workdir, path), str(len(old)))
+            seen = await self.run_tool(argv, bytes(old) + bytes(new))
+            if seen.exit_code == NOT_ONCE and seen.started:
+                raise _not_once(path, seen.stdout)
+            if seen.exit_code != NO_EDITOR:
+                check(seen, path)
+                return
+            self._edits = False
+        await self.write(path, edited(path, await self.read(path), old, new))
 
     async def list(self, path: str) -> tuple[Entry, ...]:
         for _ in range(5):
@@ -197,6 +275,14 @@ class FilesByCommands(ABC):
         if observation.cut.stdout:
             raise file_error(errno.EFBIG, path)
         return observation
+
+
+def _not_once(path: str, said: bytes) -> ActionError:
+    try:
+        count, *lines = (int(word) for word in said.split())
+    except ValueError:
+        return ActionError(f"the sandbox's tools failed on {path!r}: they say {said[:80]!r}", kind="refused")
+    return EditError(path, count, tuple(lines))
 
 
 def script(text: str, path: str, *arguments: str) -> tuple[str, ...]:
