@@ -177,7 +177,7 @@ async def _docker(dry_run: bool) -> list[Leftover]:
                 except CleanupError as error:
                     failure = error.message
                 found.append(Leftover("Docker container", container[:12], facts.get("SizeRw"), failure))
-            orphans = await docker.leftovers(engine, "images")
+            orphans = await docker.leftovers(engine, "images") + await docker.baked_leftovers(engine)
             for orphan in orphans:
                 held = await images.inspect(engine, orphan) or {}
                 found.append(Leftover("Docker image", orphan.removeprefix("sha256:")[:12], held.get("Size")))

@@ -6,15 +6,16 @@ Its parts do the work, each in a module of its own: ``lifecycle``, ``commands``,
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 from dutyfree.contract import Action, Command, Entry, Exec, Found, Observation, Result, Search, Span
 from dutyfree.contract.abilities import Change, Chunk
 from dutyfree.contract.arguments import check_actions
-from dutyfree.contract.errors import ActionError
+from dutyfree.contract.errors import ActionError, SubstrateError
 from dutyfree.contract.perform import in_order
 from dutyfree.engine.layers.command_defaults import WORKDIR, CommandDefaults
 from dutyfree.engine.sandbox import batch
@@ -195,6 +196,14 @@ class InitSandbox:
     def on_death(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` if the sandbox ends by itself before its first reset."""
         self._lifecycle.channel().on_death = callback
+
+    async def end_processes(self) -> None:
+        """Kill all processes, and close the channel: the sandbox is not usable any more."""
+        with suppress(SubstrateError, ActionError):
+            if self._lifecycle.paused:
+                await self._lifecycle.resume()
+            await self._lifecycle.signal(self._lifecycle.channel(), signal.SIGKILL)
+        self.abandon()
 
     def abandon(self) -> None:
         """Close the channel: the sandbox is not usable any more, and ends. ``close`` waits for the end."""

@@ -25,8 +25,8 @@ CREATE_SECONDS = 120.0
 CHECK_SECONDS = 10.0
 """How long a ready container may take to show that it works."""
 
-IN_MEMORY = (WORKDIR, "/tmp")  # noqa: S108 (in the container)
-"""The directories that ``storage="memory"`` keeps in memory."""
+IN_MEMORY = {WORKDIR: "755", "/tmp": "1777"}  # noqa: S108 (in the container)
+"""The directories that ``storage="memory"`` keeps in memory, and their modes."""
 
 
 class Options(Protocol):
@@ -179,11 +179,10 @@ class Containers:
         }
         if options.runtime:
             host["Runtime"] = options.runtime
-        if options.storage == "memory" and role == "sandbox":
-            # A stage is committed to an image, which has only what is on disk.
-            size = f",size={limits.disk}" if limits.disk is not None else ""
-            host["Tmpfs"] = {path: f"rw,exec,mode={_mode(path):o}{size}" for path in IN_MEMORY}
-        elif limits.disk is not None:
+        if options.storage == "memory" and role != "stage":
+            # Not for a stage: it is committed to an image, which has only what is on disk.
+            host["Tmpfs"] = {path: f"rw,exec,mode={mode}" for path, mode in IN_MEMORY.items()}
+        if limits.disk is not None:
             # The engine refuses this if its storage driver cannot enforce it.
             host["StorageOpt"] = {"size": str(limits.disk)}
         if limits.cpus is not None:
@@ -202,7 +201,3 @@ class Containers:
             "Healthcheck": {"Test": ["NONE"]},
             "HostConfig": host,
         }
-
-
-def _mode(path: str) -> int:
-    return 0o755 if path == WORKDIR else 0o1777

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -18,6 +19,8 @@ OWNER = "dutyfree.owner"
 PROCESS = "dutyfree.process"
 ROLE = "dutyfree.role"
 REMOVE_ATTEMPTS = 6
+BAKED_SECONDS = 7 * 86400.0
+"""How long a baked image stays. It is built again when it is needed."""
 
 
 async def listed(engine: Engine, kind: Literal["containers", "images"], label: str) -> list[dict[str, Any]]:
@@ -42,6 +45,17 @@ async def leftovers(engine: Engine, kind: Literal["containers", "images"]) -> li
 
     found = await listed(engine, kind, "dutyfree=1")
     return await anyio.to_thread.run_sync(lambda: [each["Id"] for each in found if orphaned(each)])
+
+
+async def baked_leftovers(engine: Engine, seconds: float = BAKED_SECONDS) -> list[str]:
+    """The ids of baked images that were made more than ``seconds`` ago, and that no container uses.
+
+    Raises EngineError, EngineLost.
+    """
+    found = await listed(engine, "images", f"{images.BAKED}=1")
+    used = {each["ImageID"] for each in await listed(engine, "containers", "dutyfree=1")}
+    old = (each for each in found if time.time() - each["Created"] >= seconds)
+    return [each["Id"] for each in old if each["Id"] not in used]
 
 
 async def remove_leftovers(engine: Engine) -> int:

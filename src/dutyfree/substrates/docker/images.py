@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import posixpath
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -24,6 +25,8 @@ DIGEST_LABEL = "dutyfree.digest"
 RECIPES = "dutyfree/recipe"
 BAKED = "dutyfree.baked"
 """The label of images that stay for later runs."""
+COPY = "/.dutyfree/workspace"
+"""Where an image keeps a copy of its working directory."""
 TAIL = 800
 """Bytes of a failed command's output in the error."""
 
@@ -34,8 +37,15 @@ Builder = Callable[[str], AbstractAsyncContextManager[DockerSandbox]]
 class RecipeImages:
     """Finds or builds the image of a recipe; each image is built once at a time."""
 
-    def __init__(self, engine: Engine, default: str, builder: Builder, owner: str) -> None:
+    def __init__(
+        self, engine: Engine, default: str, builder: Builder, owner: str, *, copied: bool = False
+    ) -> None:
+        """``owner`` is the label of images that are removed with it; "" for images that stay.
+
+        ``copied``: the images have a copy of the working directory at COPY, because a mount hides it.
+        """
         self._engine = engine
+        self._copied = copied
         self._default = default
         self._builder = builder
         self._owner = owner
@@ -54,6 +64,8 @@ class RecipeImages:
             found = await self._base(recipe.image or self._default)
             for number in range(1, len(recipe.stages) + 1):
                 found = await self._stage(recipe, number, found)
+            if self._copied:
+                found = await self._copy(found)
         except EngineLost as error:
             raise CreateError(str(error)) from error
         except EngineError as error:
@@ -93,6 +105,17 @@ class RecipeImages:
         async with self._locks[key]:
             found = await identify(self._engine, f"{RECIPES}:{key}")
             return found or await self._build(recipe.stages[number - 1], number, base, key)
+
+    async def _copy(self, base: str) -> str:
+        """The same image with a copy of its working directory."""
+        key = hashlib.sha256(f"{base} copy {self._owner}".encode()).hexdigest()[:32]
+        async with self._locks[key]:
+            if found := await identify(self._engine, f"{RECIPES}:{key}"):
+                return found
+            async with self._builder(base) as sandbox:
+                command = f"mkdir -p {posixpath.dirname(COPY)} && cp -a {WORKDIR} {COPY}"
+                await _must_succeed(sandbox, command, "the copy of the working directory", {})
+                return await self._commit(sandbox, key)
 
     async def _build(self, stage: Stage, number: int, base: str, key: str) -> str:
         title = f"stage {number} ({stage.kind})"

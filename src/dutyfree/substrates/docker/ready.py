@@ -10,11 +10,14 @@ from typing import Generic, TypeVar
 
 import anyio
 
-from dutyfree.contract.errors import CleanupError, SubstrateError
+from dutyfree.contract.errors import CleanupError
 from dutyfree.substrates.docker.containers import Container
 
 KINDS = 8
 """Kinds of containers that are kept; the containers of the kind that was not used longest are removed."""
+
+REMOVING = 32
+"""Containers that are removed at the same time. A caller that gives back one more waits for its removal."""
 
 K = TypeVar("K", bound=Hashable)
 
@@ -26,84 +29,124 @@ class ReadyContainers(Generic[K]):
     """
 
     def __init__(self, count: int, make: Callable[[K], Awaitable[Container]]) -> None:
-        self._count = count
+        self.count = count
         self._make = make
-        self._stock: OrderedDict[K, deque[Container]] = OrderedDict()
-        self._tasks: dict[K, asyncio.Task[None]] = {}
+        self._stocks: OrderedDict[K, _Stock] = OrderedDict()
         self._removing: set[asyncio.Task[None]] = set()
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<{sum(map(len, self._stock.values()))} containers ready, of {len(self._stock)} kinds>"
+        ready = sum(len(stock.ready) for stock in self._stocks.values())
+        return f"<{ready} containers ready, of {len(self._stocks)} kinds>"
 
     async def take(self, kind: K) -> Container | None:
-        """A container that works, or None if none is ready. Others are made in the background."""
-        stock = self._stock_of(kind)
+        """A container that works; None if none is ready, and none is about to be.
+
+        Others are made in the background.
+        """
+        stock = self._stock(kind)
         found = None
-        while found is None and stock:
-            candidate = stock.popleft()
+        while found is None and stock.ready:
+            candidate = stock.ready.popleft()
             if await candidate.works():
                 found = candidate
             else:
-                self._discard(candidate)
-        self._refill(kind)
+                self.discard(candidate)
+        # One is being made already, which takes less long than another one would.
+        if found is None and stock.making is not None and stock.waiting is None:
+            found = await self._next(stock)
+        self._refill(kind, stock)
         return found
 
     async def fill(self, kind: K) -> None:
         """Wait until all containers of a kind are ready. Raises CreateError."""
-        self._stock_of(kind)
-        self._refill(kind)
-        task = self._tasks.get(kind)
-        if task is not None:
-            await asyncio.shield(task)
+        stock = self._stock(kind)
+        self._refill(kind, stock)
+        if stock.making is not None:
+            await asyncio.shield(stock.making)
 
-    def _stock_of(self, kind: K) -> deque[Container]:
-        stock = self._stock.setdefault(kind, deque())
-        self._stock.move_to_end(kind)
-        while len(self._stock) > KINDS:
-            _, unused = self._stock.popitem(last=False)
-            for container in unused:
-                self._discard(container)
+    async def _next(self, stock: _Stock) -> Container | None:
+        waiting: asyncio.Future[Container | None] = asyncio.get_running_loop().create_future()
+        stock.waiting = waiting
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled() and (made := waiting.result()) is not None:
+                self.discard(made)
+            raise
+        finally:
+            stock.waiting = None
+
+    def _stock(self, kind: K) -> _Stock:
+        stock = self._stocks.setdefault(kind, _Stock())
+        self._stocks.move_to_end(kind)
+        while len(self._stocks) > KINDS:
+            _, unused = self._stocks.popitem(last=False)
+            unused.kept = False
+            for container in unused.ready:
+                self.discard(container)
+            unused.ready.clear()
         return stock
 
-    def _refill(self, kind: K) -> None:
-        if not self._closed and kind not in self._tasks and len(self._stock[kind]) < self._count:
-            task = self._tasks[kind] = asyncio.get_running_loop().create_task(self._make_all(kind))
-            task.add_done_callback(lambda done: self._made(kind, done))
+    def _refill(self, kind: K, stock: _Stock) -> None:
+        if stock.making is None and len(stock.ready) < self.count and stock.kept and not self._closed:
+            stock.making = asyncio.get_running_loop().create_task(self._make_all(kind, stock))
+            stock.making.add_done_callback(stock.made)
 
-    async def _make_all(self, kind: K) -> None:
-        while kind in self._stock and len(self._stock[kind]) < self._count:
+    async def _make_all(self, kind: K, stock: _Stock) -> None:
+        while len(stock.ready) < self.count and stock.kept:
             made = await self._make(kind)
-            stock = self._stock.get(kind)
-            if stock is None or self._closed:
-                self._discard(made)
-                return
-            stock.append(made)
+            if not stock.kept or self._closed:
+                self.discard(made)
+            elif stock.waiting is not None and not stock.waiting.done():
+                stock.waiting.set_result(made)
+            else:
+                stock.ready.append(made)
 
-    def _made(self, kind: K, task: asyncio.Task[None]) -> None:
-        del self._tasks[kind]
-        if not task.cancelled():
-            task.exception()  # marks it as retrieved: the next request makes its own, and gets the error
-
-    def _discard(self, container: Container) -> None:
+    def discard(self, container: Container) -> None:
+        """Remove a container in the background."""
         task = asyncio.get_running_loop().create_task(_remove(container))
         self._removing.add(task)
         task.add_done_callback(self._removing.discard)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether as many containers are being removed as should be at the same time."""
+        return len(self._removing) >= REMOVING
 
     async def close(self) -> None:
         """Remove all containers that are ready. What cannot be removed is left to the substrate."""
         self._closed = True
         with anyio.CancelScope(shield=True):
-            for task in (*self._tasks.values(),):
+            making = [stock.making for stock in self._stocks.values() if stock.making is not None]
+            for task in making:
                 task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-            for stock in self._stock.values():
-                for container in stock:
-                    self._discard(container)
-            self._stock.clear()
+            await asyncio.gather(*making, return_exceptions=True)
+            for stock in self._stocks.values():
+                for container in stock.ready:
+                    self.discard(container)
+            self._stocks.clear()
             await asyncio.gather(*self._removing, return_exceptions=True)
 
 
+class _Stock:
+    """The containers of one kind."""
+
+    def __init__(self) -> None:
+        self.ready: deque[Container] = deque()
+        self.making: asyncio.Task[None] | None = None
+        self.waiting: asyncio.Future[Container | None] | None = None
+        """The request that gets the next one."""
+        self.kept = True
+
+    def made(self, task: asyncio.Task[None]) -> None:
+        self.making = None
+        if not task.cancelled():
+            task.exception()  # marks it as retrieved: the request makes its own, and gets the error
+        if self.waiting is not None and not self.waiting.done():
+            self.waiting.set_result(None)
+
+
 async def _remove(container: Container) -> None:
-    with suppress(CleanupError, SubstrateError):
+    with suppress(CleanupError):
         await container.remove()

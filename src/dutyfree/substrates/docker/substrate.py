@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, nullcontext, suppress
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import anyio
@@ -16,7 +17,7 @@ import msgspec
 
 from dutyfree import study_image as study
 from dutyfree.contract import Availability, Limits, Recipe, Span, limited
-from dutyfree.contract.errors import CleanupError, CreateError, Unavailable
+from dutyfree.contract.errors import ActionError, CleanupError, CreateError, SubstrateError, Unavailable
 from dutyfree.contract.substrate import refuse_second_entry
 from dutyfree.engine.host.file_system import storage_fact
 from dutyfree.engine.launcher.client import BINARY
@@ -143,10 +144,16 @@ class DockerSubstrate:
         self._gateway = gateway
         self._labels = {"dutyfree": "1", OWNER: uuid.uuid4().hex, PROCESS: process}
         self._images = images.RecipeImages(
-            engine, config.image, self._builder, "" if config.baked else self.owner
+            engine,
+            config.image,
+            self._builder,
+            "" if config.baked else self.owner,
+            copied=config.storage == "memory",
         )
         self._containers = Containers(engine, config, self._labels)
         self._ready: ReadyContainers[_Kind] = ReadyContainers(config.ready, self._make)
+        self._handed_out: set[str] = set()
+        """Ids of the containers that were ready and are sandboxes now."""
         self._limits = Limits()
         """Those of the last request: ready containers are made for them."""
 
@@ -179,33 +186,30 @@ class DockerSubstrate:
         self._limits = limits
         image = await self._images.of(recipe)
         held = await self._images.config(image)
-        container = await self._container(_Kind(image, limits), labels or {}, begun)
+        kind = _Kind(image, limits)
+        container = await self._container(kind, labels or {}, begun)
         async with self._removed(container):
             variables = recipe.variables(WORKDIR, images.path(held) if recipe.path else "")
-            sandbox: InitSandbox | DockerSandbox
-            if container.guest is None:
-                sandbox = DockerSandbox(self._engine, container.id, limits, variables, container.spans)
-            else:
-                known = guest.defaults(held, container.id, WORKDIR, images.path(held))
-                sandbox = container.guest.sandbox(guest.with_variables(known, variables), limits)
-                sandbox.spans = container.spans
+            sandbox = self._sandbox(container, kind, held, variables)
             try:
                 yield sandbox
             finally:
-                if isinstance(sandbox, InitSandbox):
-                    sandbox.abandon()
-                else:
+                if isinstance(sandbox, DockerSandbox):
                     sandbox.close()
+                elif self._config.ready:
+                    with anyio.CancelScope(shield=True):
+                        await sandbox.end_processes()
+                else:
+                    sandbox.abandon()
 
     async def _container(self, kind: _Kind, labels: Mapping[str, str], begun: float) -> Container:
         """A ready container, or a new one. Only a new one can have labels. Raises CreateError."""
         ready = await self._ready.take(kind) if self._config.ready and not labels else None
         if ready is not None:
             ready.spans = (Span("ready", 0.0, time.perf_counter() - begun),)
+            self._handed_out.add(ready.id)
             return ready
-        return await self._containers.make(
-            kind.image, kind.limits, "sandbox", labels, with_init=self._config.actions == "init"
-        )
+        return await self._make(kind, "sandbox", labels)
 
     @contextlib.asynccontextmanager
     async def _builder(self, image: str) -> AsyncIterator[DockerSandbox]:
@@ -219,23 +223,66 @@ class DockerSubstrate:
             finally:
                 sandbox.close()
 
-    async def _make(self, kind: _Kind) -> Container:
-        """A container for a sandbox, without labels of a caller. Raises CreateError."""
-        return await self._containers.make(
-            kind.image, kind.limits, "sandbox", {}, with_init=self._config.actions == "init"
+    async def _make(
+        self, kind: _Kind, role: str = "ready", labels: Mapping[str, str] = MappingProxyType({})
+    ) -> Container:
+        """A new container for a sandbox. Raises CreateError."""
+        container = await self._containers.make(
+            kind.image, kind.limits, role, labels, with_init=self._config.actions == "init"
         )
+        if self._config.storage == "memory":
+            try:
+                await self._fill(container, kind)
+            except BaseException:
+                with anyio.CancelScope(shield=True), suppress(CleanupError):
+                    await container.remove()
+                raise
+        return container
+
+    async def _fill(self, container: Container, kind: _Kind) -> None:
+        """Copy the image's working directory into the empty file system in memory. Raises CreateError."""
+        begun = time.perf_counter()
+        sandbox = self._sandbox(container, kind, await self._images.config(kind.image), {})
+        try:
+            seen = await sandbox.exec(("cp", "-a", f"{images.COPY}/.", WORKDIR), cwd="/", user="0")
+        except (SubstrateError, ActionError) as error:
+            raise CreateError(f"the working directory could not be copied to memory: {error}") from error
+        if not seen.ok:
+            said = seen.stderr.decode(errors="replace").strip()
+            raise CreateError(f"the working directory could not be copied to memory: {said}")
+        last = container.spans[-1]
+        container.spans += (Span("fill", last.start + last.seconds, time.perf_counter() - begun),)
+
+    def _sandbox(
+        self, container: Container, kind: _Kind, held: Mapping[str, Any], variables: Mapping[str, str]
+    ) -> InitSandbox | DockerSandbox:
+        """The container as a sandbox; ``held`` is the configuration of its image."""
+        if container.guest is None:
+            return DockerSandbox(self._engine, container.id, kind.limits, variables, container.spans)
+        known = guest.defaults(held, container.id, WORKDIR, images.path(held))
+        sandbox = container.guest.sandbox(guest.with_variables(known, variables), kind.limits)
+        sandbox.spans = container.spans
+        return sandbox
 
     @contextlib.asynccontextmanager
     async def _removed(self, container: Container) -> AsyncIterator[None]:
-        """Remove the container at the end. Raises CleanupError."""
+        """Remove the container at the end. Raises CleanupError.
+
+        In the background if it belongs to a pool and its processes have ended: then nothing is left of the
+        sandbox but files, which nobody can reach.
+        """
         succeeded = False
         try:
             yield
             succeeded = True
         finally:
             # An earlier error passes. A container that is left is removed when the substrate closes.
-            with anyio.CancelScope(shield=True), nullcontext() if succeeded else suppress(CleanupError):
-                await container.remove()
+            self._handed_out.discard(container.id)
+            if self._config.ready and container.guest is not None and not self._ready.is_busy:
+                self._ready.discard(container)
+            else:
+                with anyio.CancelScope(shield=True), nullcontext() if succeeded else suppress(CleanupError):
+                    await container.remove()
 
     async def close(self) -> None:
         """Remove the ready containers."""
@@ -244,7 +291,11 @@ class DockerSubstrate:
     async def sandboxes(self) -> list[str]:
         """The ids of the sandboxes that exist now. Raises EngineError, EngineLost."""
         found = await listed(self._engine, "containers", self.owner)
-        return [each["Id"][:12] for each in found if each["Labels"].get(ROLE) == "sandbox"]
+        return [
+            each["Id"][:12]
+            for each in found
+            if each["Labels"].get(ROLE) == "sandbox" or each["Id"] in self._handed_out
+        ]
 
     async def _storage(self, info: dict[str, Any]) -> str:
         """Where the files of containers are: in memory, or on the file system of the engine's data."""
