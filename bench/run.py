@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 import comparisons
+import docker
 import interpreter
 import mix_real
 import native
@@ -91,6 +92,11 @@ async def bare(rounds: int) -> list[Row]:
     ]
 
 
+async def beside_docker(rounds: int) -> list[Row]:
+    """P4: Docker compared with native; P16: Docker through our init compared with Docker as it comes."""
+    return await peers.docker(rounds) + await docker.best(rounds)
+
+
 Part = tuple[str | None, Callable[[int], Awaitable[list[Row]]], Callable[[int], int]]
 
 PARTS: dict[str, Part] = {
@@ -112,7 +118,7 @@ PARTS: dict[str, Part] = {
     "preloaded": ("native", interpreter.preloaded, lambda rounds: rounds // 2),
     "network": ("native", network.network, lambda rounds: max(10, rounds // 4)),
     "runtimes": ("native", peers.runtimes, lambda rounds: max(10, rounds // 4)),
-    "docker": ("docker", peers.docker, lambda rounds: max(10, rounds // 4)),
+    "docker": ("docker", beside_docker, lambda rounds: max(10, rounds // 4)),
 }
 """Name → the substrate that it needs, the measurement, and its repetitions for a number of rounds."""
 

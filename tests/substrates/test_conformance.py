@@ -28,6 +28,7 @@ SUBSTRATES = [
     pytest.param("native-cold", marks=pytest.mark.native),
     pytest.param("native-warm", marks=pytest.mark.native),
     pytest.param("docker", marks=pytest.mark.docker),
+    pytest.param("docker actions=init", marks=[pytest.mark.docker, pytest.mark.slow], id="docker-init"),
 ]
 
 

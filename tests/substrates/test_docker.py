@@ -13,7 +13,6 @@ import tarfile
 import textwrap
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from typing import Any
 import anyio
 import anyio.abc
 import anyio.to_thread
-import msgspec
 import pytest
 
 import dutyfree
@@ -49,6 +47,7 @@ from dutyfree.substrates.docker.substrate import DockerSubstrate
 from dutyfree.substrates.local.archive import unpack
 from dutyfree.substrates.local.owner import identity
 from tests.awaiting import appeared, overrun
+from tests.docker_engine import containers, images, proxied, until_gone
 from tests.engine import counts
 from tests.engine.images import composing
 
@@ -69,23 +68,6 @@ async def engine() -> AsyncIterator[Engine]:
     async with Engine(socket_path(None)) as opened:
         await opened.negotiate((1, 41))
         yield opened
-
-
-async def containers(engine: Engine, label: str) -> list[str]:
-    filters = msgspec.json.encode({"label": [label]}).decode()
-    query = {"all": "1", "filters": filters}
-    return [found["Id"] for found in await engine.request("GET", "/containers/json", query=query)]
-
-
-async def images(engine: Engine, label: str) -> list[str]:
-    filters = msgspec.json.encode({"label": [label]}).decode()
-    return [found["Id"] for found in await engine.request("GET", "/images/json", query={"filters": filters})]
-
-
-async def until_gone(engine: Engine, label: str) -> None:
-    with anyio.fail_after(60):
-        while await containers(engine, label) or await images(engine, label):  # noqa: ASYNC110 (the engine's events are not under test)
-            await anyio.sleep(0.1)
 
 
 # --- Opening ---------------------------------------------------------------------------------------
@@ -324,58 +306,6 @@ async def test_links_on_the_way_are_followed_the_last_is_not(docker: DockerSubst
 
 
 # --- The engine goes away --------------------------------------------------------------------------
-
-
-class Proxy:
-    """Stands between us and the real engine, and can be cut."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.cut = False
-        self.answers = anyio.Event()
-        self.answers.set()
-        self._pairs: list[anyio.abc.SocketStream] = []
-
-    async def serve(self, client: anyio.abc.SocketStream) -> None:
-        async with client:
-            if self.cut:
-                return
-            async with await anyio.connect_unix(socket_path(None)) as server:
-                self._pairs += [client, server]
-                try:
-                    async with anyio.create_task_group() as tasks:
-                        tasks.start_soon(self._copy, client, server)
-                        await self._copy(server, client)
-                        tasks.cancel_scope.cancel()
-                except* (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                    pass
-
-    async def _copy(self, source: anyio.abc.SocketStream, target: anyio.abc.SocketStream) -> None:
-        try:
-            async for piece in source:
-                await self.answers.wait()
-                await target.send(piece)
-            await target.send_eof()
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-            pass
-
-    def hang(self) -> None:
-        """From now on requests are taken, and never answered."""
-        self.answers = anyio.Event()
-
-    async def break_off(self) -> None:
-        self.cut = True
-        for stream in self._pairs:
-            await stream.aclose()
-
-
-@asynccontextmanager
-async def proxied(tmp_path: Path) -> AsyncIterator[Proxy]:
-    proxy = Proxy(str(tmp_path / "proxy.sock"))
-    async with await anyio.create_unix_listener(proxy.path) as listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, proxy.serve)
-        yield proxy
-        tasks.cancel_scope.cancel()
 
 
 @real

@@ -45,7 +45,7 @@ def body(plain: Mapping[str, Any], *, mounted: bool) -> dict[str, Any]:
     host = {**plain["HostConfig"], "Init": False}
     if mounted:
         # Mounts, not Binds: they fail if the engine does not see the file, instead of making a directory.
-        mount = {"Type": "bind", "Source": str(BINARY.resolve()), "Target": PROGRAM, "ReadOnly": True}
+        mount = {"Type": "bind", "Source": str(BINARY), "Target": PROGRAM, "ReadOnly": True}
         host["Mounts"] = [*host.get("Mounts", ()), mount]
     return {
         **plain,
