@@ -14,7 +14,7 @@ from dutyfree.cli import console, option_values
 from dutyfree.cli.progress import LayerBars
 from dutyfree.cli.signals import run_async, run_blocking
 from dutyfree.contract.errors import UsageError
-from dutyfree.engine.images import find, mirrors, reference
+from dutyfree.engine.images import find, mirrors
 from dutyfree.engine.images import reference as references
 from dutyfree.engine.images.install import LeasedImage, disk_error
 from dutyfree.engine.images.pull import Puller
@@ -122,7 +122,7 @@ def import_(
     if source.startswith(find.DAEMON):
         from dutyfree.substrates.docker import export
 
-        kept = str(reference.parse(name or source.removeprefix(find.DAEMON)))
+        kept = str(references.parse(name or source.removeprefix(find.DAEMON)))
         bring = partial(export.bring, source, kept)
     else:
         bring = partial(find.import_image, source, name)
@@ -199,7 +199,7 @@ def remove(
     if not names:
         raise UsageError("name at least one image", remedy="'dutyfree image ls' lists them")
     for name in names:
-        full = name if store.image(name) else str(reference.parse(name))
+        full = name if store.image(name) else str(references.parse(name))
         if not store.remove_image(full):
             raise UsageError(f"there is no image {full}", remedy="'dutyfree image ls' lists them")
         console.show(f"removed {full}")
