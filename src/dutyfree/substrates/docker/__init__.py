@@ -1,9 +1,10 @@
 """The substrate ``docker``: one container per sandbox, over the Docker API.
 
-Start with ``substrate``. ``engine`` is the HTTP client; ``execution`` runs one command; ``sandbox`` makes a
-container a sandbox; ``images`` turns recipes into images; ``export`` copies an image into the layer store;
-``gc`` removes leftovers. This room imports the contract, ``substrates.local``, ``study_image`` and the
-engine's ``layers.run_stage``, ``images``, ``store`` and ``host.proc``.
+Start with ``substrate``. ``engine`` is the HTTP client; ``containers`` makes containers, ``ready`` keeps some
+in advance; ``images`` turns recipes into images. A container is a sandbox by ``sandbox`` and ``execution``,
+with the engine's exec, or by ``guest``, with our init. ``ending`` says why one has ended; ``export`` copies
+an image into the layer store; ``gc`` removes leftovers. This room imports the contract, ``substrates.local``,
+``study_image``, and of dutyfree's engine ``sandbox`` and the rooms below it.
 """
 
 from dutyfree.substrates.docker.engine import socket_path
