@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import shlex
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
@@ -16,19 +16,8 @@ from dutyfree.contract.abilities import Piece, Process
 from dutyfree.contract.errors import ArgumentError, InputClosed, LimitError
 from dutyfree.substrates.scripted.files import MemoryFiles
 
-
-class ProcessOwner(Protocol):
-    """The sandbox of a process, as the process sees it."""
-
-    id: str
-
-    async def awake(self) -> None:
-        """Wait while the sandbox is paused. Raises SandboxClosed."""
-        ...
-
-    async def collect(
-        self, process: ScriptedProcess, answer: Observation, dispatch: float
-    ) -> Observation: ...
+if TYPE_CHECKING:
+    from dutyfree.substrates.scripted.sandbox import ScriptedSandbox
 
 
 class ScriptedProcess:
@@ -36,7 +25,7 @@ class ScriptedProcess:
 
     def __init__(
         self,
-        sandbox: ProcessOwner,
+        sandbox: ScriptedSandbox,
         command: Command,
         answer: Observation,
         dispatch: float,
