@@ -15,7 +15,7 @@ from dutyfree.doctor.finding import Finding
 from dutyfree.engine.host import capacity, census
 from dutyfree.engine.host.features import HostFeatures
 from dutyfree.engine.host.proc import sysctl
-from dutyfree.engine.host.requirements import KERNEL
+from dutyfree.engine.launcher.requirements import KERNEL
 from dutyfree.substrates.native import Native, NativeConfig
 
 CONFIG = NativeConfig(ready=0)

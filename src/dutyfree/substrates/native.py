@@ -26,12 +26,11 @@ from dutyfree.contract.recipe import IsolationLevel
 from dutyfree.contract.substrate import refuse_second_entry, require_open
 from dutyfree.engine.exchange import sources
 from dutyfree.engine.exchange.peers import PeerStats
-from dutyfree.engine.host import requirements
 from dutyfree.engine.host.features import HostFeatures
 from dutyfree.engine.host.file_system import storage_fact
 from dutyfree.engine.images.install import LeasedImage
-from dutyfree.engine.launcher import create, network_policy
-from dutyfree.engine.launcher.client import BINARY, Launcher
+from dutyfree.engine.launcher import create, network_policy, requirements
+from dutyfree.engine.launcher.client import BINARY
 from dutyfree.engine.launcher.isolation import Isolation, Wall
 from dutyfree.engine.launcher.isolation import isolation as make_isolation
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
@@ -141,7 +140,7 @@ class Native:
 
     @classmethod
     async def probe(cls, config: NativeConfig) -> Availability:
-        found = await anyio.to_thread.run_sync(requirements.check, Path(config.program), Launcher.trial)
+        found = await anyio.to_thread.run_sync(requirements.check, Path(config.program))
         if not found.available or config.walls.full:
             return found
         if os.geteuid() != 0:

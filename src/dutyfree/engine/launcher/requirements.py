@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from dutyfree.contract import Availability
 from dutyfree.engine.host import proc
+from dutyfree.engine.launcher.client import Launcher
 
 KERNEL = (6, 3)
 """The first Linux whose tmpfs supports id-mapped mounts."""
@@ -15,11 +15,8 @@ KERNEL = (6, 3)
 ISOLATION = "user, pid, mount, net, ipc, uts and cgroup namespaces, seccomp"
 
 
-def check(program: Path, start: Callable[[Path], str]) -> Availability:
-    """Whether the engine works here. Blocks.
-
-    Without root, ``start`` tries to start a launcher, and returns its error or an empty string.
-    """
+def check(program: Path) -> Availability:
+    """Whether the engine works here. Blocks. Without root, it starts a launcher on trial."""
     if not program.exists():
         return Availability(
             False,
@@ -39,8 +36,7 @@ def check(program: Path, start: Callable[[Path], str]) -> Availability:
         return Availability(False, *disabled)
     if os.geteuid() == 0:
         return Availability(True, ISOLATION)
-    error = start(program)
-    if error:
+    if error := Launcher.trial(program):
         return Availability(False, *_explain(error))
     return Availability(True, f"{ISOLATION}; without root: `dutyfree doctor` says what is lost")
 
