@@ -8,15 +8,15 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from dutyfree.analysis.export import Format
+from dutyfree.analysis.findings import Tax
 from dutyfree.analysis.model import Cell, Summary
-from dutyfree.analysis.statistics import Estimate
 from dutyfree.analysis.units import UNKNOWN, duration, percent
 from dutyfree.analysis.verdicts import Comparison
 from dutyfree.cli import console
 from dutyfree.cli.signals import loading
 from dutyfree.contract.errors import UsageError
 from dutyfree.printable import printable, printable_line
-from dutyfree.report.phrases import groups, signed
+from dutyfree.report.phrases import factor, groups, seconds, signed
 
 
 def report(directory: Path, /, *, json: bool = False) -> int:
@@ -139,6 +139,9 @@ def export(directory: Path, /, *, format: Format = "csv", out: Path | None = Non
     return 0
 
 
+LAW = ("T = a + b·n + c·w", "a, per rollout", "b, per action", "c, times the work")
+
+
 def show_summary(summary: Summary, directory: Path, *, as_json: bool) -> None:
     """Print the main numbers, the cautions, and the path of the report."""
     if as_json:
@@ -147,12 +150,12 @@ def show_summary(summary: Summary, directory: Path, *, as_json: bool) -> None:
         print(encode(summary).decode())  # noqa: T201 (command-line output)
         return
     headings = ("workload", "substrate", "first command p50", "rollout p50", "rollout p95", "tax", "trials")
-    rates = {(tax.workload, tax.substrate, tax.parallel): tax.rate for tax in summary.taxes}
-    rows = []
-    for cell in summary.cells:
-        rate = rates.get(cell.key)
-        rows.append((*_row(cell), _tax(rate), _trials(cell)))
+    taxes = {(tax.workload, tax.substrate, tax.parallel): tax for tax in summary.taxes}
+    rows = [(*_row(cell), _tax(taxes.get(cell.key)), _trials(cell)) for cell in summary.cells]
     console.table(headings, rows, right=range(2, 7))
+    if summary.laws:
+        laws = [(law.substrate, seconds(law.a), seconds(law.b), factor(law.c)) for law in summary.laws]
+        console.table(LAW, laws, right=range(1, 4))
     for group in groups(summary.cautions, len(summary.cells)):
         text = printable_line(f"caution: {group.line}")
         print(console.coloured(text, "yellow"))  # noqa: T201 (command-line output)
@@ -170,11 +173,11 @@ def _row(cell: Cell) -> tuple[str, str, str, str, str]:
     )
 
 
-def _tax(rate: Estimate | None) -> str:
-    """The tax rate; "none shown" if its interval includes 0."""
-    if rate is None:
+def _tax(tax: Tax | None) -> str:
+    """The tax rate, or that none is shown."""
+    if tax is None or tax.rate is None:
         return UNKNOWN
-    return signed(percent(rate.value)) if rate.leaves_out(0) else "none shown"
+    return signed(percent(tax.rate.value)) if tax.shown else "none shown"
 
 
 def _trials(cell: Cell) -> str:

@@ -218,17 +218,24 @@ METHOD = [
     "readiness + set-up + actions + orchestration + cleanup + unattributed. Model inference and reward are "
     "not part of it.",
     "A cold start ends with the result of the first command, not with the handle of the sandbox.",
-    "Orchestration is the wall time of the actions minus the time inside the commands. If a substrate does "
-    "not report the time inside, we use the p50 of the same action on bare, at most the wall time. If bare "
-    "was not measured either, the actions stay undivided.",
+    "The wall time of every action splits into the time inside and the rest. The rest of the first command "
+    "is readiness, that of the others is orchestration. The time inside is not always the work itself: it "
+    "includes what the sandbox slows the work down, which c of the law shows. If a substrate does not report "
+    "the time inside, we use that of the same action on bare in the same round; then a slow-down counts "
+    "as orchestration. If bare was not measured either, the actions stay undivided.",
     "Unattributed is the time of a rollout or an action that no span explains.",
+    "The law is T = a + b·n + c·w: n counts the first command, the set-up commands and the actions; w is the "
+    "time inside the same actions on bare. Workloads that the plan holds out are predicted, not fitted.",
     "Quantiles are over all successful trials. Warm-ups are left out, and failures are counted separately. "
-    f"The 95 % intervals are percentile-bootstrap intervals ({RESAMPLES:,} resamples, fixed seed).",
-    "The tax is the p50 of the total minus the p50 of the same workload on bare. The tax rate is their ratio "
-    "minus 1. Worker-hours are N·T/3600.",
-    "Differences are tested with Mann-Whitney and Holm's correction, if the samples are large enough for a "
-    "significant result.",
-    "A difference counts as shown if its interval excludes 1 (for a ratio) or 0 (for a tax).",
+    f"Intervals of quantiles are percentile-bootstrap intervals ({RESAMPLES:,} resamples, fixed seed), those "
+    "of means are Student's.",
+    "Differences and ratios compare rounds: whole rounds are drawn with replacement, so what slows down both "
+    "sides of a round cancels out. Interval and p come from the same draws. Holm's correction is over all "
+    "comparisons of a table.",
+    "A difference counts as shown if its interval excludes 1 (for a ratio) or 0 (for a tax), if p is at most "
+    "0.05 after Holm's correction, and if it is larger than the noise floor of its workload.",
+    "The tax is the p50 of the total minus the p50 of the same workload on bare with the same storage, if "
+    "that was measured. The tax rate is their ratio minus 1. Worker-hours are N·T/3600 with the mean as T.",
     "Small numbers beside a value, and the line below a figure, refer to the cautions at the top. Fewer than "
     f"{FEW} trials are too few, and fewer than {FEW_FOR_TAIL} say little about p95.",
 ]

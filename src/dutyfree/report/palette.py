@@ -28,7 +28,7 @@ COMPONENTS: dict[str, ComponentLook] = {
     "creation": ComponentLook("creation", "#0072b2", ON_DARK),
     "readiness": ComponentLook("readiness", "#56b4e9", ON_LIGHT),
     "setup": ComponentLook("set-up", "#009e73", ON_DARK),
-    # The time of the commands is the work, not the tax: it stays in the background.
+    # The time inside the actions is mostly the work, not the tax: it stays in the background.
     "actions": ComponentLook("actions (inside)", "#b4bbc4", ON_LIGHT),
     "orchestration": ComponentLook("orchestration", "#d55e00", ON_DARK),
     "undivided": ComponentLook("actions, undivided", "#c8b08c", ON_LIGHT, "////"),

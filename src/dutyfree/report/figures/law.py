@@ -8,7 +8,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from dutyfree.analysis.model import Summary
-from dutyfree.analysis.units import significant
 from dutyfree.report import canvas, rankings
 from dutyfree.report.figures.dots import Panel, panels
 from dutyfree.report.palette import INK, MUTED, PAPER, drawn, substrate_looks
@@ -28,7 +27,7 @@ def law_by_substrate(summary: Summary) -> Any:
         [
             Panel("a, rollout", [law.a for law in laws]),
             Panel("b, action", [law.b for law in laws]),
-            Panel("c, work", [law.c for law in laws], significant, 1.0, "not known"),
+            Panel("c, work", [law.c for law in laws], "{:.3g}".format, 1.0, "not known"),
         ],
     )
 

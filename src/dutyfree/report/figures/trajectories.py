@@ -95,7 +95,7 @@ def _handle(label: str, look: SubstrateLook) -> Any:
 
 
 def worker_hours(summary: Summary) -> Any:
-    """Figure 6: lines from 10,000 to 1,000,000 rollouts of the longest trajectory, with bands."""
+    """Figure 6: worker-hours by number of rollouts of the longest trajectory, as lines with bands."""
     workload = projected_workload(summary)
     rows = [row for row in summary.projections if row.workload == workload]
     if workload is None or not rows:
@@ -119,9 +119,8 @@ def worker_hours(summary: Summary) -> Any:
     first, last = rows[0].rollouts, rows[-1].rollouts
     axes.set_xlim(first, last)
     axes.set_ylim(0, top)
-    axes.set_xticks(
-        [first, last / 4, last / 2, last * 3 / 4, last], ["10 k", "250 k", "500 k", "750 k", "1 M"]
-    )
+    marked = [last / 4, last / 2, last * 3 / 4, last]
+    axes.set_xticks(marked, [f"{place / 1e6:g} M" for place in marked])
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.grid(visible=True)
     kind = (
