@@ -21,7 +21,7 @@ async def test_every_feature_is_named() -> None:
         "user namespaces",
         "rights",
         "overlayfs",
-        "mapped ids on tmpfs",
+        "id-mapped mounts of tmpfs",
         "seccomp",
         "a sandbox",
     ]
@@ -46,10 +46,10 @@ def test_what_was_tried_and_failed_is_explained() -> None:
     found = {finding.what: finding for finding in native._tried(results, HostFeatures())}
     assert (found["native: overlayfs"].fine, found["native: overlayfs"].remedy) == (False, "modprobe overlay")
     assert found["native: overlayfs"].detail == os.strerror(19)
-    assert not found["native: mapped ids on /usr"].fine
+    assert not found["native: id-mapped mounts of /usr"].fine
     # Nobody without root could map those, so it is no finding.
     rootless = native._tried(results, HostFeatures(mode="rootless"))
-    assert "native: mapped ids on /usr" not in {finding.what for finding in rootless}
+    assert "native: id-mapped mounts of /usr" not in {finding.what for finding in rootless}
 
 
 @pytest.mark.parametrize(

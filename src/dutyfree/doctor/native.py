@@ -29,16 +29,22 @@ IDLE_BYTES = 1 << 20
 FILE_BYTES = 256
 """The least memory of an open file, which counts for the sandbox."""
 
-DELEGATE = "systemd-run --user --scope -p Delegate=yes …, on a host with control groups of version 2; or root"
+DELEGATE = "run it with: systemd-run --user --scope -p Delegate=yes … (needs cgroup v2), or run it as root"
 
 TRIED = {
-    "slot": ("user, network and control group of a sandbox", "see the findings on namespaces and limits"),
-    "tmpfs": ("tmpfs", "the kernel must have tmpfs"),
+    "slot": ("user namespace, network namespace, control group", "see the findings on namespaces and limits"),
+    "tmpfs": ("tmpfs", "boot a kernel with CONFIG_TMPFS"),
     "overlay": ("overlayfs", "modprobe overlay"),
-    "xattr": ("marks of the overlay", "Linux 6.6 or newer: without them some directories cannot be replaced"),
-    "mapped-tmpfs": ("mapped ids on tmpfs", "Linux 6.3 or newer"),
-    "mapped": ("mapped ids on /usr", "put /usr on a file system that maps ids (ext4, xfs, btrfs, …)"),
-    "seccomp": ("seccomp", "a kernel with CONFIG_SECCOMP_FILTER"),
+    "xattr": (
+        "overlay attributes",
+        "boot Linux 6.6 or newer; before it, some directories cannot be replaced",
+    ),
+    "mapped-tmpfs": ("id-mapped mounts of tmpfs", "boot Linux 6.3 or newer"),
+    "mapped": (
+        "id-mapped mounts of /usr",
+        "put /usr on ext4, xfs, btrfs, or another file system that supports them",
+    ),
+    "seccomp": ("seccomp", "boot a kernel with CONFIG_SECCOMP_FILTER"),
 }
 
 
@@ -165,7 +171,7 @@ def _host() -> Iterator[Finding]:
         "native: core files",
         not pattern.startswith(("|", "@")),
         pattern or "none",
-        "sandboxes leave none, but its program runs as root for crashes outside of sandboxes",
+        "sysctl kernel.core_pattern=core: the program in it runs as root for crashes outside of sandboxes",
     )
     files = int(sysctl("fs/file-max") or 0)
     memory = capacity.host_memory()
@@ -173,7 +179,7 @@ def _host() -> Iterator[Finding]:
         "native: open files of the whole host",
         files >= memory // FILE_BYTES,
         f"up to {files}",
-        "sysctl -w fs.file-max=9223372036854775807, as systemd does: one sandbox can use them up",
+        "sysctl fs.file-max=9223372036854775807, as systemd sets it: one sandbox can use up all open files",
     )
     swaps = Path("/proc/swaps")
     used = swaps.read_text().splitlines()[1:] if swaps.exists() else []
@@ -181,5 +187,5 @@ def _host() -> Iterator[Finding]:
         "native: swap",
         not used,
         f"{len(used)} in use" if used else "none",
-        "swapoff -a: files of sandboxes are in memory, and swap would write them to disk",
+        "swapoff -a: the files of sandboxes are in memory, and swap writes them to disk",
     )
