@@ -102,7 +102,7 @@ def test_figures_have_a_size_and_tables_scroll_within_themselves(browser, addres
     boxes = page.evaluate(
         "[...document.querySelectorAll('figure svg')].map(s => [s.clientWidth, s.clientHeight])"
     )
-    assert len(boxes) == 7
+    assert len(boxes) == 10
     assert all(width > 300 and height > 60 for width, height in boxes)
     assert page.evaluate("[...document.querySelectorAll('.scroll')].some(s => s.scrollWidth > s.clientWidth)")
     page.close()
