@@ -35,7 +35,8 @@ from dutyfree.engine.launcher.disk_storage import DiskStorage
 from dutyfree.engine.launcher.isolation import Isolation
 from dutyfree.engine.launcher.protocol import Request
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
-from dutyfree.engine.layers.build import BuildTrace, LayerBuilder
+from dutyfree.engine.layers.build import LayerBuilder
+from dutyfree.engine.layers.build_request import BuildTrace
 from dutyfree.engine.layers.disk_bridge import DiskLayers
 from dutyfree.engine.layers.memory_layers import SNAPSHOT_SCHEME, MemoryLayers, MemorySnapshots
 from dutyfree.engine.layers.open_image import DaemonImage, OpenImages

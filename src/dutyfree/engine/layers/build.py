@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -25,7 +25,14 @@ from dutyfree.contract import Recipe, Stage
 from dutyfree.contract.errors import CreateError, SubstrateError
 from dutyfree.engine.exchange.peers import PeerSet
 from dutyfree.engine.host import capacity
-from dutyfree.engine.layers.build_request import BuildRequest, ParentPrefix, layer_key
+from dutyfree.engine.layers.build_request import (
+    BuildOutcome,
+    BuildRequest,
+    BuildTrace,
+    ParentPrefix,
+    StageResult,
+    layer_key,
+)
 from dutyfree.engine.layers.disk_bridge import MAX_CHAIN, DiskLayers, measure, run_in_loop
 from dutyfree.engine.layers.memory_layers import MemoryLayers
 from dutyfree.engine.layers.prefix_cache import PrefixCache
@@ -51,44 +58,8 @@ class FilesChanged(CreateError):  # noqa: N818 (says what happened)
         self.key = key
 
 
-class StageResult(NamedTuple):
-    """The state after a stage."""
-
-    state: StartState
-    commit: str = ""
-    """The commit of a cloned repository."""
-
-
 RunStage: TypeAlias = Callable[[StartState, Stage, int, Urgency], Awaitable[StageResult]]
 """Runs a stage, with its number in the recipe, on a state: ``SandboxFactory.build``."""
-
-BuildOutcome: TypeAlias = Literal["ran", "fetched", "found", "joined"]
-"""The stage ran here, its layer came from a peer, was on disk, or was built by another process."""
-
-
-@dataclass
-class BuildTrace:
-    """Where the layers of one recipe came from."""
-
-    found: int = 0
-    """How many stages had a layer already."""
-    ran: int = 0
-    """How many stages ran for this request. Another request built the rest, or a peer had them."""
-    fetched: int = 0
-    """Number of the last stage that a peer had; none up to it had to run."""
-    number: int = 0
-    """How many stages there are."""
-    image: bool = True
-    """Whether the image was open already."""
-
-    def note(self, outcome: BuildOutcome, number: int) -> None:
-        """Count a stage that was not in memory."""
-        if outcome == "ran":
-            self.ran += 1
-        elif outcome == "fetched":
-            self.fetched = number
-        elif outcome == "found" and self.found == number - 1:
-            self.found = number
 
 
 @dataclass

@@ -1,11 +1,12 @@
-"""A request to build one prefix of a recipe; its key in the store, and its provenance."""
+"""A request to build one prefix of a recipe: its key in the store, its provenance, and what came of it."""
 
 from __future__ import annotations
 
 import hashlib
 import shlex
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
 
 from dutyfree.contract import Stage
 from dutyfree.engine.exchange.peers import BUILD_SECONDS_MIN, MissingLayers
@@ -65,6 +66,43 @@ class BuildRequest(NamedTuple):
             commands=tuple(one if isinstance(one, str) else shlex.join(one) for one in stage.commands),
             commit=commit,
         )
+
+
+class StageResult(NamedTuple):
+    """The state after a stage."""
+
+    state: StartState
+    commit: str = ""
+    """The commit of a cloned repository."""
+
+
+BuildOutcome: TypeAlias = Literal["ran", "fetched", "found", "joined"]
+"""The stage ran here, its layer came from a peer, was on disk, or was built by another process."""
+
+
+@dataclass
+class BuildTrace:
+    """Where the layers of one recipe came from."""
+
+    found: int = 0
+    """How many stages had a layer already."""
+    ran: int = 0
+    """How many stages ran for this request. Another request built the rest, or a peer had them."""
+    fetched: int = 0
+    """Number of the last stage that a peer had; none up to it had to run."""
+    number: int = 0
+    """How many stages there are."""
+    image: bool = True
+    """Whether the image was open already."""
+
+    def note(self, outcome: BuildOutcome, number: int) -> None:
+        """Count a stage that was not in memory."""
+        if outcome == "ran":
+            self.ran += 1
+        elif outcome == "fetched":
+            self.fetched = number
+        elif outcome == "found" and self.found == number - 1:
+            self.found = number
 
 
 def layer_key(key: str, identity: str) -> str:

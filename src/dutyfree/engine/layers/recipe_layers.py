@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dutyfree.contract import Recipe
-from dutyfree.engine.layers.build import BuildTrace, FilesChanged, LayerBuilder
+from dutyfree.engine.layers.build import FilesChanged, LayerBuilder
+from dutyfree.engine.layers.build_request import BuildTrace
 from dutyfree.engine.layers.keys import RecipeKeys
 from dutyfree.engine.layers.open_image import OpenImages
 from dutyfree.engine.layers.start_state import StartState

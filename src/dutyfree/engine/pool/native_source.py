@@ -23,7 +23,7 @@ from dutyfree.contract import Limits, Recipe, Sandbox, Span
 from dutyfree.contract.errors import CleanupError, CreateError, StageError, SubstrateError
 from dutyfree.contract.served import Served
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
-from dutyfree.engine.layers.build import BuildTrace
+from dutyfree.engine.layers.build_request import BuildTrace
 from dutyfree.engine.layers.recipe_layers import RecipeLayers
 from dutyfree.engine.layers.start_state import StartState
 from dutyfree.engine.layers.urgency import Urgency

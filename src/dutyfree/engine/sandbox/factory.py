@@ -28,7 +28,7 @@ from dutyfree.engine.launcher.network import SandboxNetwork
 from dutyfree.engine.launcher.protocol import Tree
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from dutyfree.engine.layers import run_stage
-from dutyfree.engine.layers.build import StageResult
+from dutyfree.engine.layers.build_request import StageResult
 from dutyfree.engine.layers.memory_layers import MemorySnapshots
 from dutyfree.engine.layers.named_snapshots import NamedSnapshots
 from dutyfree.engine.layers.start_state import StartState
