@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
+import compare_power
 import comparisons
 import docker
 import interpreter
@@ -104,6 +105,7 @@ PARTS: dict[str, Part] = {
     "start": ("native", starting, lambda rounds: max(20, rounds // 4)),
     "bare": (None, bare, lambda rounds: rounds),
     "comparisons": (None, comparisons.comparisons, lambda rounds: max(5, rounds // 10)),
+    "compare-power": (None, compare_power.compare_power, lambda rounds: max(2, rounds // 5)),
     "scheduling": (None, scheduler.scheduling, lambda rounds: 10 * rounds),
     "exec": ("native", native.actions, lambda rounds: 2 * rounds),
     "floor": ("native", native.the_floor, lambda rounds: rounds),

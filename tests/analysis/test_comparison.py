@@ -101,7 +101,7 @@ def test_the_correction_counts_all_that_was_compared():
         labels = [f"s{number}" for number in range(12)]
         return [records(*(one for label in labels for one in cold(label, [value] * 9))) for value in values]
 
-    found = compare(runs(1.0, 1.02, 1.04), runs(1.06, 1.08, 1.10))
+    found = compare(runs(1.0, 1.01, 1.02), runs(1.06, 1.07, 1.08))
     for change in found.changes:
         assert change.ratio is not None
         assert change.ratio.low is not None

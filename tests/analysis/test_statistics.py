@@ -136,7 +136,7 @@ def test_the_judgement_of_runs_is_that_of_welch(a, b):
     assert found.ratio is not None
     assert found.p == pytest.approx(wanted.pvalue, abs=1e-9)
     low, high = bounds(found.ratio)
-    interval = wanted.confidence_interval()
+    interval = wanted.confidence_interval(statistics.RUN_LEVEL)
     assert (np.log(low), np.log(high)) == pytest.approx((interval.low, interval.high), abs=1e-6)
 
 

@@ -21,7 +21,7 @@ from dutyfree.analysis.cells import METRICS, Key, Sample, describe, samples
 from dutyfree.analysis.decomposition import Decomposer
 from dutyfree.analysis.findings import Metric
 from dutyfree.analysis.model import Caution, CautionKind
-from dutyfree.analysis.statistics import as_sample, judge_runs
+from dutyfree.analysis.statistics import RUN_LEVEL, as_sample, judge_runs
 from dutyfree.analysis.units import UNKNOWN, duration, enumeration, markdown, multiple, percent, plural
 from dutyfree.analysis.verdicts import (
     REASONS,
@@ -323,7 +323,7 @@ def _conclusion(comparison: Comparison) -> list[str]:
         for verdict in ("slower", "faster", "no difference shown", "cannot tell")
     }
     text = ", ".join(f"{verdict}: {count}" for verdict, count in counts.items())
-    return [f"Of {len(comparison.changes)} comparisons: {text}."]
+    return [f"Of {len(comparison.changes)} comparisons, with {percent(RUN_LEVEL)} intervals: {text}."]
 
 
 def sentence(change: MetricChange) -> str:

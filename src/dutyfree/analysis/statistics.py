@@ -21,6 +21,8 @@ Floats = npt.NDArray[np.float64]
 
 LEVEL = 0.95
 ALPHA = 0.05
+RUN_LEVEL = 0.99
+"""For comparisons of runs. They serve as alarms, and one that is wrong once in twenty times is ignored."""
 RESAMPLES = 4000
 SEED = 0x7A11
 MOST_PAIRS = 1000
@@ -183,9 +185,9 @@ def _signed_rank(count: int) -> Floats:
 def judge_runs(values: Sequence[float] | Floats, base: Sequence[float] | Floats) -> Judgement:
     """Compare values with base, where each value is the p50 of one run.
 
-    Welch's t-test over the logarithms: only the variation between the runs counts, not the number of trials
-    in each. The variation of a single run is unknown, so there is no interval then. A bootstrap over so few
-    runs would give intervals that are much too narrow.
+    Welch's t-test over the logarithms, with an interval of RUN_LEVEL. Only the variation between the runs
+    counts, not the number of trials in each. The variation of a single run is unknown, so there is no
+    interval then. A bootstrap over so few runs would give intervals that are much too narrow.
     """
     a, b = as_sample(values), as_sample(base)
     if not a.size or not b.size or min(a.min(), b.min()) <= 0:
@@ -199,7 +201,7 @@ def judge_runs(values: Sequence[float] | Floats, base: Sequence[float] | Floats)
 
     error = math.sqrt(sum(parts))
     freedom = sum(parts) ** 2 / (parts[0] ** 2 / (a.size - 1) + parts[1] ** 2 / (b.size - 1))
-    reach = error * float(stats.t.ppf((1 + LEVEL) / 2, freedom))
+    reach = error * float(stats.t.ppf((1 + RUN_LEVEL) / 2, freedom))
     p = 2 * float(stats.t.sf(abs(shift) / error, freedom))
     return Judgement(Estimate(math.exp(shift), math.exp(shift - reach), math.exp(shift + reach)), p, 0.0)
 

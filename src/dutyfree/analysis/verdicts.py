@@ -16,7 +16,7 @@ import numpy as np
 from dutyfree.analysis.cells import Key, Sample
 from dutyfree.analysis.findings import Metric
 from dutyfree.analysis.model import Caution, CautionKind
-from dutyfree.analysis.statistics import ALPHA, Estimate, Floats, Judgement, holm
+from dutyfree.analysis.statistics import ALPHA, RUN_LEVEL, Estimate, Floats, Judgement, holm
 from dutyfree.analysis.units import percent
 
 Verdict = Literal["slower", "faster", "no difference shown", "cannot tell"]
@@ -155,10 +155,11 @@ def _verdict(judgement: Judgement, p: float | None, tests: int, unit: Unit) -> t
         return "cannot tell", "not compared"
     if ratio is None:
         return "cannot tell", "nothing to divide"
-    if p is None or ratio.low is None or ratio.high is None or judgement.least_p * tests > ALPHA:
+    alpha = ALPHA if unit == "round" else 1 - RUN_LEVEL
+    if p is None or ratio.low is None or ratio.high is None or judgement.least_p * tests > alpha:
         return "cannot tell", f"too few {unit}s"
     if ratio.low > 1 or ratio.high < 1:
-        if p > ALPHA:
+        if p > alpha:
             return "cannot tell", "may be chance"
         return ("slower" if ratio.low > 1 else "faster"), ""
     if ratio.low < 1 / TOO_WIDE or ratio.high > TOO_WIDE:
