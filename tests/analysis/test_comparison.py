@@ -107,7 +107,7 @@ def test_the_correction_counts_all_that_was_compared():
         assert change.ratio.low is not None
         assert change.ratio.low > 1
         assert change.p is not None
-        assert change.p > 0.05
+        assert change.p > 0.01
         assert (change.verdict, change.why) == ("cannot tell", "may be chance")
 
 
