@@ -31,6 +31,7 @@ import network
 import pause
 import peers
 import scheduler
+import storage
 import warmth
 from rounds import Row, figure, interleaved, ratio
 
@@ -118,6 +119,7 @@ PARTS: dict[str, Part] = {
     "idle": ("native", native.idle, lambda _: native.IDLE),
     "paused": ("native", pause.paused, lambda _: pause.COUNT),
     "preloaded": ("native", interpreter.preloaded, lambda rounds: rounds // 2),
+    "storage": ("native", storage.storage, lambda rounds: max(10, rounds // 4)),
     "network": ("native", network.network, lambda rounds: max(10, rounds // 4)),
     "runtimes": ("native", peers.runtimes, lambda rounds: max(10, rounds // 4)),
     "docker": ("docker", beside_docker, lambda rounds: max(10, rounds // 4)),

@@ -144,7 +144,7 @@ def test_a_bad_plan_is_refused_in_one_sentence(tmp_path, old, new, message):
 
 
 def test_a_missing_plan_names_the_shipped_ones():
-    with pytest.raises(PlanError, match=r"no plan 'nope'.*paper, quick, smoke, tax, warmth"):
+    with pytest.raises(PlanError, match=r"no plan 'nope'.*paper, quick, smoke, .*warmth"):
         plans.load("nope")
 
 

@@ -18,13 +18,14 @@ import dutyfree
 from dutyfree.conformance import CHECKS, Check, judge
 from dutyfree.contract import Substrate
 
-ROOT = pytest.mark.root("isolation cannot be reduced without root")
+ROOT = pytest.mark.root("neither reduced isolation nor storage on disk without root")
 
 SUBSTRATES = [
     "scripted",
     "bare",
     pytest.param("native", marks=pytest.mark.native),
     pytest.param("native isolation=none", marks=[pytest.mark.native, ROOT], id="native-none"),
+    pytest.param("native storage=disk", marks=[pytest.mark.native, pytest.mark.slow, ROOT], id="native-disk"),
     pytest.param("native-cold", marks=pytest.mark.native),
     pytest.param("native-warm", marks=pytest.mark.native),
     pytest.param("docker", marks=pytest.mark.docker),

@@ -196,7 +196,7 @@ async def test_a_full_disk_refuses_new_sandboxes_and_loses_no_write(small_disk: 
 
 
 async def test_without_room_for_one_sandbox_it_cannot_be_opened(small_disk: Path) -> None:
-    with pytest.raises(CreateError, match="reserves its disk limit of 2147483648 bytes"):
+    with pytest.raises(CreateError, match="reserves its disk limit of 536870912 bytes"):
         async with dutyfree.open("native", storage="disk"):
             pass
 

@@ -23,14 +23,15 @@ from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.client import Launcher, LauncherError
 from dutyfree.engine.launcher.protocol import Request
 
-DEFAULT_DISK = 2 << 30
+DEFAULT_DISK = 512 << 20
 """Bytes that a sandbox may write to disk if its limits do not say."""
-BUILD_DISK = 8 << 30
+BUILD_DISK = 4 << 30
 """The same for a sandbox in which a stage is built, on a disk with room for four of them."""
 
 BLOCK = 4096
 BYTES_PER_INODE = 8192
 LEAST_INODES = 1024
+LARGE = 256 << 20
 INODE = 256
 GROUP = 128 << 20
 """Bytes of one block group of ext4. Each has two blocks of bitmaps."""
@@ -38,8 +39,9 @@ RESERVED_MOST = 16 << 20
 """ext4 keeps 2 % free for its own tables, and at most this many bytes."""
 
 FEATURES = "none,ext_attr,dir_index,filetype,extent,flex_bg,sparse_super,large_file,huge_file,dir_nlink"
-FEATURES += ",extra_isize,uninit_bg"
-"""No journal: no image outlives its sandbox, so there is nothing to recover."""
+FEATURES += ",extra_isize,uninit_bg,has_journal"
+"""There is nothing to recover, because no image outlives its sandbox. But without a journal, ext4 does not
+reuse the inodes of removed files for some time, and the search for others makes each new file slow."""
 EXTENDED = "lazy_itable_init=1,nodiscard,packed_meta_blocks=1,root_owner=0:0"
 
 LEAST_MERGE = 64 << 20
@@ -127,8 +129,8 @@ class DiskStorage:
         if error.number in (errno.ENOSPC, errno.EDQUOT):
             free = await anyio.to_thread.run_sync(self._free)
             return CreateError(
-                f"{what}: a sandbox reserves its disk limit of {limit} bytes,"
-                f" and {self.directory} has {free} free",
+                f"{what}: a sandbox reserves its disk limit of {limit} bytes;"
+                f" {self.directory} has {free} free, and 5 % of the disk stay free for others",
                 remedy="allow less with Limits(disk=…), end other sandboxes, free space there, or set"
                 ' DUTYFREE_CACHE to a directory on a larger disk; or use storage="memory"',
             )
@@ -160,9 +162,14 @@ def inodes(limit: int) -> int:
     return limit // BYTES_PER_INODE + LEAST_INODES
 
 
+def journal(limit: int) -> int:
+    """Bytes of the journal. A small one makes many small changes wait for the disk."""
+    return (16 if limit >= LARGE else 4) << 20
+
+
 def image_size(limit: int) -> int:
     """Bytes of an image in which ``limit`` bytes can be written."""
-    content = limit + inodes(limit) * INODE + (1 << 20)
+    content = limit + journal(limit) + inodes(limit) * INODE + (1 << 20)
     content += -(-content // GROUP) * 4 * BLOCK
     content += min(content // 48, RESERVED_MOST + BLOCK)
     return -(-content // BLOCK) * BLOCK
@@ -180,7 +187,8 @@ def _format(directory: Path, limit: int) -> int:
             [
                 _formatter() or FORMATTER,
                 *("-q", "-F", "-b", str(BLOCK), "-m", "0", "-I", str(INODE), "-N", str(inodes(limit))),
-                *("-O", FEATURES, "-E", EXTENDED, f"/proc/self/fd/{image.fileno()}"),
+                *("-O", FEATURES, "-J", f"size={journal(limit) >> 20}", "-E", EXTENDED),
+                f"/proc/self/fd/{image.fileno()}",
             ],
             env={"MKE2FS_CONFIG": os.devnull},
             pass_fds=[image.fileno()],
