@@ -528,10 +528,6 @@ bool disk_is_image(int mount, struct snapshot_usage *empty)
 
 static void send_to_disposer(const struct order *order, int mount)
 {
-	struct snapshot_usage empty;
-
-	if (mount < 0 || !disk_is_image(mount, &empty))
-		return;
 	if (disposer < 0)
 		disposer = start_helper("dutyfree-umount");
 	if (disposer >= 0 && send_message(disposer, order, sizeof *order, NULL, 0, &mount, 1) == 0) {
@@ -557,16 +553,29 @@ void disk_disposed(void)
 void disk_dispose(int *mount, bool unused)
 {
 	const struct order order = {.kind = unused ? ORDER_REMOVE : ORDER_UNMOUNT};
+	struct snapshot_usage empty;
 
-	send_to_disposer(&order, *mount);
+	if (*mount >= 0 && disk_is_image(*mount, &empty))
+		send_to_disposer(&order, *mount);
 	close_fd(mount);
+}
+
+void disk_dispose_overlay(int *overlay)
+{
+	const struct order order = {.kind = ORDER_UNMOUNT};
+
+	if (*overlay >= 0)
+		send_to_disposer(&order, *overlay);
+	close_fd(overlay);
 }
 
 void disk_trim(int mount)
 {
 	const struct order order = {.kind = ORDER_TRIM};
+	struct snapshot_usage empty;
 
-	send_to_disposer(&order, mount);
+	if (disk_is_image(mount, &empty))
+		send_to_disposer(&order, mount);
 }
 
 void disk_close(void)

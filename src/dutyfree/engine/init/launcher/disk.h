@@ -28,6 +28,7 @@ int disk_make_now(uint64_t size); /* make one in this process, which may wait fo
 
 /* Give a detached mount back. `unused`: nothing else uses its files, so remove them instead of writing them to disk. */
 void disk_dispose(int *mount, bool unused);
+void disk_dispose_overlay(int *overlay); /* of a file system that was given back before: close it after that */
 void disk_trim(int mount); /* it has become layers: free what it has reserved and does not use */
 void disk_close(void); /* end the helpers, once they have unmounted everything */
 

@@ -219,6 +219,7 @@ void sandbox_create(const struct request *request, const char *body)
 	if (sandbox) {
 		sandbox->number = free_number();
 		sandbox->freeze_events = -1;
+		memset(sandbox->overlay, -1, sizeof sandbox->overlay);
 		sandbox->upper = upper;
 	}
 	if (sandbox && !sandbox->number) {
@@ -227,6 +228,8 @@ void sandbox_create(const struct request *request, const char *body)
 	} else if (sandbox) {
 		sandbox->trees = spec->trees;
 		sandbox->disk = spec->flags & CREATE_DISK ? spec->disk : 0;
+		for (uint32_t i = 0; sandbox->disk && i < spec->trees; i++)
+			memcpy(sandbox->mountpoint[i], spec->tree[i].mountpoint, MOUNTPOINT_MAX);
 		sandbox->shared_network = spec->flags & CREATE_SHARED_NETWORK;
 		step = start_sandbox(sandbox, spec, label, &error);
 	}
@@ -260,6 +263,22 @@ static void free_sandbox(struct sandbox *sandbox)
 	free(sandbox);
 }
 
+static void dispose_upper(struct sandbox *sandbox)
+{
+	disk_dispose(&sandbox->upper, !sandbox->upper_taken && !sandbox->upper_copied);
+	for (uint32_t i = 0; i < TREES_MAX; i++)
+		disk_dispose_overlay(&sandbox->overlay[i]);
+}
+
+/* When an overlay goes, it writes all files to disk, and the end of PID 1 waits for that. So hold the overlays until
+ * the files are removed. */
+static void hold_overlays(struct sandbox *sandbox)
+{
+	for (uint32_t i = 0; sandbox->disk && !sandbox->upper_taken && !sandbox->upper_copied && i < sandbox->trees; i++)
+		if (sandbox->overlay[i] < 0)
+			sandbox->overlay[i] = slot_open_inside(sandbox->slot, sandbox->mountpoint[i]);
+}
+
 void sandbox_ended(struct sandbox *sandbox, unsigned slots_target)
 {
 	waitpid(sandbox->slot->pid, NULL, 0);
@@ -273,7 +292,7 @@ void sandbox_ended(struct sandbox *sandbox, unsigned slots_target)
 	/* The owner has the pidfd too, so closing ours does not remove it from epoll. */
 	epoll_ctl(launcher_epoll, EPOLL_CTL_DEL, sandbox->slot->pidfd, NULL);
 	close_fd(&sandbox->slot->pidfd);
-	disk_dispose(&sandbox->upper, !sandbox->upper_taken && !sandbox->upper_copied);
+	dispose_upper(sandbox);
 	sandbox->ended = true;
 	freeze_finish(sandbox, -ESTALE);
 	if (sandbox->frozen)
@@ -298,6 +317,7 @@ void sandbox_destroy(const struct request *request)
 		reply(request->serial, 0, request->number, NULL, 0, NULL, 0); /* it has ended before */
 		return;
 	}
+	hold_overlays(sandbox);
 	sandbox->destroying = true;
 	sandbox->destroy_serial = request->serial;
 	pidfd_signal(sandbox->slot->pidfd, SIGKILL);

@@ -12,6 +12,8 @@ struct sandbox {
 	uint32_t number;
 	uint32_t trees;
 	uint64_t disk; /* its disk limit if what it writes goes to disk, else 0 */
+	char mountpoint[TREES_MAX][MOUNTPOINT_MAX]; /* of its trees, if it is on disk */
+	int overlay[TREES_MAX];                     /* of its trees, while it ends; else -1 */
 	struct slot *slot;
 	int upper; /* its writable file system, detached and not idmapped, for snapshots; -1 without */
 	bool ended;

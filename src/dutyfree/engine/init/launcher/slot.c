@@ -10,6 +10,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/mount.h>
+#include <linux/openat2.h>
 #include <linux/securebits.h>
 #include <net/if.h>
 #include <sched.h>
@@ -234,14 +235,23 @@ int slot_has_message_queues(const struct slot *slot)
 	return error == -ENOTEMPTY ? 1 : error;
 }
 
+int slot_open_inside(const struct slot *slot, const char *path)
+{
+	char root[64];
+
+	snprintf(root, sizeof root, "%d/root", (int)slot->pid);
+	AUTOCLOSE int directory = openat(host_proc, root, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (directory < 0)
+		return -errno;
+	/* The sandbox decides what is there, so follow no link out of it. */
+	return open_no_magiclinks(directory, *path ? path : ".", O_PATH | O_DIRECTORY, 0, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS);
+}
+
 bool slot_shares_memory(const struct slot *slot)
 {
-	char path[64];
 	int entries = 0;
-
-	/* A mount on a read-only file system: no process of the sandbox can put anything else there. */
-	snprintf(path, sizeof path, "%d/root/dev/shm", (int)slot->pid);
-	int fd = openat(host_proc, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	AUTOCLOSE int shm = slot_open_inside(slot, "dev/shm");
+	int fd = shm < 0 ? -1 : openat(shm, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	DIR *directory = fd < 0 ? NULL : fdopendir(fd);
 	while (directory && entries < 3 && readdir(directory))
 		entries++;

@@ -26,6 +26,7 @@ struct slot *slot_take(void);                         /* creates one if none is 
 struct slot *slot_create(void);                       /* new, without a parked process; NULL with errno */
 void slot_return(struct slot *slot);                  /* its sandbox has ended: reuse it */
 void slot_destroy(struct slot *slot);                 /* do not reuse it */
+int slot_open_inside(const struct slot *slot, const char *path); /* a directory in its sandbox: O_PATH or -errno */
 bool slot_shares_memory(const struct slot *slot);      /* whether /dev/shm of its sandbox has files */
 int slot_has_message_queues(const struct slot *slot); /* whether its sandbox has POSIX message queues: 1, 0 or -errno */
 unsigned slot_count(void);
