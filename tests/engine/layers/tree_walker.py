@@ -151,7 +151,7 @@ def clear(root: str) -> None:
 
 def describe(root: str) -> Iterator[str]:
     """For each file: path, inode, and all attributes except access times."""
-    for path in [root, *below(root)]:
+    for path in [root, *(below(root) if os.path.isdir(root) else ())]:
         info = os.lstat(path)
         words: list[object] = [oct(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns]
         if stat.S_ISREG(info.st_mode):
@@ -176,7 +176,7 @@ def hash_of(data: bytes) -> int:
 
 def main(what: str, roots: str, *numbers: str) -> None:
     if what == "describe":
-        for root in roots.split(":"):
+        for root in filter(os.path.lexists, roots.split(":")):
             for line in describe(root):
                 print(line)
         return
