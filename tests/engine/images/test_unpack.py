@@ -392,7 +392,13 @@ def test_every_compression(tmp_path: Path) -> None:
     import lzma
 
     data = tar(member("f", os.urandom(3 << 20)))
-    packed = [data, gzip.compress(data), zstd.compress(data), bz2.compress(data), lzma.compress(data, preset=0)]
+    packed = [
+        data,
+        gzip.compress(data),
+        zstd.compress(data),
+        bz2.compress(data),
+        lzma.compress(data, preset=0),
+    ]
     half = len(data) // 2
     packed += [make(data[:half]) + make(data[half:]) for make in (gzip.compress, zstd.compress)]
     packed.append(b"\x50\x2a\x4d\x18\x04\x00\x00\x00skip" + zstd.compress(data))
