@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import msgspec
+import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.legend import Legend
@@ -12,13 +14,14 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from dutyfree.analysis.summary import summarise
-from dutyfree.report import canvas
+from dutyfree.report import canvas, rankings
 from dutyfree.report.figures.catalog import FIGURES
+from dutyfree.report.figures.law import rankings_by_length
 from dutyfree.report.figures.tax import tax_by_substrate
-from tests.analysis.synthetic import cold, plausible, records
+from tests.analysis.synthetic import action, cold, plausible, records, trial
 from tests.report.controlled import controlled
 
-OPTIONAL = {"law", "rankings", "tails", "storage", "walls"}
+OPTIONAL = {"law", "rankings", "sensitivity", "tails", "storage", "walls"}
 """Only some studies have them."""
 
 SLACK = 1.5
@@ -36,6 +39,17 @@ NINE = (
     "native-dependencies",
 )
 
+
+def mixed(labels):
+    """A study in which half of the trajectories are of another mix."""
+    found = plausible(labels=labels, lengths=(10, 50, 51), trials=6)
+    renamed = [
+        msgspec.structs.replace(one, workload=one.workload.replace("trajectory-51", "inspect-50"))
+        for one in found.trials
+    ]
+    return msgspec.structs.replace(found, trials=tuple(renamed))
+
+
 CASES = {
     "one substrate": lambda: plausible(labels=("bare",), trials=12),
     "two substrates": lambda: plausible(labels=("bare", "native"), trials=12),
@@ -52,6 +66,7 @@ CASES = {
         *cold("bare", [1, 2, 3, 9, 30], workload="T2"), *cold("docker", [1, 5, 20, 60, 90], workload="T2")
     ),
     "all controls": lambda: controlled(trials=6),
+    "other mixes": lambda: mixed(("bare", "native", "docker", LONG)),
     "alike": lambda: records(*cold("bare", [1.0] * 9), *cold("native", [1.001, 1.0, 0.999] * 3)),
 }
 
@@ -146,3 +161,42 @@ def test_the_zero_line_of_the_tax_is_the_baseline_and_what_is_not_shown_is_hollo
     assert filled == [True, False]
     assert any(list(line.get_xdata()) == [0, 0] for line in axes.lines)
     assert "0 is bare" in axes.get_xlabel()
+
+
+def reversing():
+    """Native has the shorter start, docker the shorter actions: their ranking reverses with the length."""
+    random = np.random.default_rng(5)
+    costs = {"bare": (0.1, 0.1), "native": (0.2, 0.14), "docker": (2.0, 0.11)}
+    return records(
+        *(
+            trial(
+                f"trajectory-{length}",
+                label,
+                index,
+                creation=start,
+                actions=tuple(
+                    action(f"a{place}", each * random.normal(1.0, 0.01), inside=each * 0.9)
+                    for place in range(length)
+                ),
+            )
+            for length in (10, 50, 150)
+            for label, (start, each) in costs.items()
+            for index in range(8)
+        )
+    )
+
+
+def test_where_rankings_reverse_is_marked():
+    summary = summarise(reversing())
+    (reversal,) = rankings.reversals(summary)
+    assert {reversal.one, reversal.other} == {"native", "docker"}
+    assert sorted(map(sorted, (reversal.one_slower, reversal.other_slower))) == [
+        ["trajectory-10", "trajectory-50"],
+        ["trajectory-150"],
+    ]
+    (crossing,) = rankings.crossings(summary)
+    assert 50 < crossing.length < 90  # 1.8 seconds later, at 0.03 seconds for each action: about 60
+    with canvas.style():
+        (axes,) = rankings_by_length(summary).axes
+    rings = [line for line in axes.lines if line.get_markersize() == 15]
+    assert [list(line.get_xdata()) for line in rings] == [[crossing.length]]

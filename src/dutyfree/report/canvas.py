@@ -125,6 +125,24 @@ def duration_axis(axis: Any, low: float, high: float, *, most: int = 7) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
 
 
+_FACTORS = (0.1, 0.2, 0.5, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1000.0)
+_FACTORS_APART = 0.09
+"""Minimum distance of two marks, as a share of the axis."""
+
+
+def factor_axis(axis: Any, low: float, high: float) -> None:
+    """Make a logarithmic axis of factors, with a mark at 1."""
+    apart = (high / low) ** _FACTORS_APART
+    kept: list[float] = []
+    for factor in sorted(_FACTORS, key=lambda one: (one != 1.0, one)):
+        if low <= factor <= high and all(max(factor, one) / min(factor, one) >= apart for one in kept):
+            kept.append(factor)
+    axis.set_major_locator(FixedLocator(sorted(kept)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))  # noqa: RUF001
+
+
 def linear_duration_axis(axis: Any, high: float) -> None:
     """Make a linear axis of durations from 0, all marks in the unit of the highest."""
     size, unit = next(((s, u) for s, u in _UNITS if high >= s), _UNITS[-1])

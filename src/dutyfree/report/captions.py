@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dutyfree.analysis.model import Caution, CautionKind, Cell, Summary
 from dutyfree.analysis.units import duration, hours
 from dutyfree.report.blocks import FigureBlock
+from dutyfree.report.figures.sensitivity import relative_times
 from dutyfree.report.figures.tails import tail_workload, tails_of
 from dutyfree.report.figures.tax import lone_taxes, shown_workloads
 from dutyfree.report.figures.trajectories import projected_workload
@@ -156,6 +157,23 @@ def rankings(summary: Summary) -> FigureBlock | None:
         + (f"A ring marks where a ranking reverses: {crossed}. " if crossed else "No ranking reverses here. ")
         + "Only differences that count as shown can reverse.",
         f"Relative time by number of actions as lines; in the longest trajectory: {ends}.",
+        [],
+    )
+
+
+def sensitivity(summary: Summary) -> FigureBlock | None:
+    rows = relative_times(summary)
+    if not rows:
+        return None
+    values = "; ".join(
+        f"{name}: {', '.join(f'{label} {value:.2f}' for label, value in found.items())}"
+        for name, found in rows.items()
+    )
+    return FigureBlock(
+        "sensitivity",
+        "Other mixes of actions and repositories",
+        f"p50 of the whole rollout, divided by that of {summary.baseline}, for every trajectory.",
+        f"Relative time by trajectory as dots: {values}.",
         [],
     )
 

@@ -130,7 +130,12 @@ def _results(summary: Summary, made: dict[str, Table]) -> list[Section]:
         ),
         Section("The tax", [*_tax_figure(summary), TableBlock(made["tax"]), _foldable(made["ratios"])]),
         Section(
-            "Do the rankings hold?", [*_present(captions.rankings(summary)), TableBlock(made["rankings"])]
+            "Do the rankings hold?",
+            [
+                *_present(captions.rankings(summary)),
+                *_present(captions.sensitivity(summary)),
+                TableBlock(made["rankings"]),
+            ],
         ),
         Section(
             "Mean and slow rollouts", [*_present(captions.tails(summary)), _foldable(made["distribution"])]

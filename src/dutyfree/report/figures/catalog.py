@@ -9,6 +9,7 @@ from dutyfree.analysis.model import Summary
 from dutyfree.report.figures.cold_start import cold_start_distributions, cold_start_medians
 from dutyfree.report.figures.composition import composition_by_length, decomposition_at_t2
 from dutyfree.report.figures.law import law_by_substrate, rankings_by_length
+from dutyfree.report.figures.sensitivity import relative_by_workload
 from dutyfree.report.figures.storage import storage_by_substrate
 from dutyfree.report.figures.tails import waits_by_group
 from dutyfree.report.figures.tax import tax_by_substrate
@@ -25,6 +26,7 @@ FIGURES: dict[str, Callable[[Summary], Any]] = {
     "figure5": completion_by_length,
     "figure6": worker_hours,
     "rankings": rankings_by_length,
+    "sensitivity": relative_by_workload,
     "tails": waits_by_group,
     "storage": storage_by_substrate,
     "walls": prices_of_walls,

@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from dutyfree.analysis.model import Summary
 from dutyfree.report import canvas, rankings
 from dutyfree.report.figures.dots import Panel, panels
 from dutyfree.report.palette import INK, MUTED, PAPER, drawn, substrate_looks
-
-_TICKS = (0.1, 0.2, 0.5, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1000.0)
 
 
 def law_by_substrate(summary: Summary) -> Any:
@@ -76,9 +73,11 @@ def rankings_by_length(summary: Summary) -> Any:
     marked = canvas.spread_out(lengths, 0.09 * lengths[-1])
     axes.set_xticks(marked, [f"{length:g}" for length in marked])
     axes.set_xlabel("actions in the trajectory")
-    _relative_axis(
-        axes, [value for points in lines.values() for p in points for value in (p.predicted, p.measured)]
-    )
+    values = [value for points in lines.values() for one in points for value in (one.predicted, one.measured)]
+    low, high = min([*values, 0.95]) / 1.04, max([*values, 1.05]) * 1.04
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    canvas.factor_axis(axes.yaxis, low, high)
     axes.set_title(
         drawn(f"whole rollout ÷ {summary.baseline}, logarithmic", 60),
         loc="left",
@@ -105,19 +104,3 @@ def rankings_by_length(summary: Summary) -> Any:
         handles.append(ring)
     canvas.legend(figure, handles, most=3)
     return figure
-
-
-def _relative_axis(axes: Any, values: list[float]) -> None:
-    low, high = min([*values, 0.95]) / 1.04, max([*values, 1.05]) * 1.04
-    axes.set_yscale("log")
-    axes.set_ylim(low, high)
-    shown = [tick for tick in _TICKS if low <= tick <= high]
-    span = (high / low) ** 0.09
-    kept: list[float] = []
-    for tick in sorted(shown, key=lambda one: (one != 1.0, one)):
-        if all(max(tick, other) / min(tick, other) >= span for other in kept):
-            kept.append(tick)
-    axes.yaxis.set_major_locator(FixedLocator(sorted(kept)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))  # noqa: RUF001

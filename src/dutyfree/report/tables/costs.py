@@ -190,7 +190,7 @@ def _lone_cautions(summary: Summary, workload: str, *labels: str) -> list[Cautio
 
 
 def worker_hours(summary: Summary) -> Table:
-    names = summary.trajectories or summary.workloads[-1:]
+    names = [*summary.trajectories, *summary.mixes] or summary.workloads[-1:]
     scales = list(dict.fromkeys(row.rollouts for row in summary.projections))
     by_key = {(row.workload, row.substrate, row.rollouts): row for row in summary.projections}
     pairs = list(dict.fromkeys((row.workload, row.substrate) for row in summary.projections))

@@ -136,7 +136,7 @@ def trajectories(summary: Summary) -> Table:
         "of one action, and the share of orchestration in the rollout. The time until the last action's "
         "result, without cleanup, is in the CSV file.",
         header=[
-            "actions",
+            "trajectory",
             "substrate",
             "rollout, p50",
             "rollout, p95",
@@ -164,7 +164,7 @@ def trajectories(summary: Summary) -> Table:
         rows=[
             Row(
                 [
-                    str(cell.actions),
+                    cell.workload,
                     cell.substrate,
                     *p50_p95(cell.total),
                     phrases.seconds(cell.per_action.p50 if cell.per_action else None),
@@ -185,7 +185,7 @@ def trajectories(summary: Summary) -> Table:
                 ],
                 cautions_on(summary, cell),
             )
-            for cell in lone_cells(summary, summary.trajectories)
+            for cell in lone_cells(summary, [*summary.trajectories, *summary.mixes])
         ],
         absent="No trajectory was measured.",
     )
