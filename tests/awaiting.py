@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 import anyio
 
@@ -27,3 +29,9 @@ async def overrun(sandbox: Sandbox, command: str | Sequence[str], said: bytes) -
         if said in seen.stdout:
             break
     return seen
+
+
+async def enter(manager: AbstractAsyncContextManager[Any]) -> None:
+    """Enter a context, and leave it at once."""
+    async with manager:
+        pass

@@ -21,7 +21,7 @@ from dutyfree.contract import Edit, Entry, Exec, Limits, Observation, Recipe, Sp
 from dutyfree.contract.errors import DutyfreeError, LimitError, SandboxClosed, SubstrateError
 from dutyfree.contract.stage import tree_digest
 from dutyfree.workloads.workload import Expect
-from tests.contexts import enter
+from tests.awaiting import enter
 
 commands = st.one_of(st.text(max_size=5), st.tuples(st.text(max_size=3), st.text(max_size=3)))
 stages = st.builds(

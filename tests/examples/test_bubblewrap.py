@@ -18,7 +18,7 @@ import dutyfree
 from dutyfree import Limits, Recipe, Stage
 from dutyfree.conformance import CHECKS
 from dutyfree.contract.errors import CreateError, ExecError, SandboxClosed, Unavailable
-from tests.contexts import enter
+from tests.awaiting import enter
 from tests.engine import unprivileged
 from tests.examples.loading import EXAMPLES
 

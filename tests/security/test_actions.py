@@ -12,8 +12,7 @@ from dutyfree import Limits, List, Read
 from dutyfree.contract.errors import ActionError, ExecError, SandboxClosed
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.substrates.native import Native
-from tests.awaiting import appeared
-from tests.contexts import enter
+from tests.awaiting import appeared, enter
 
 LIMITS = Limits(memory=256 << 20, pids=64)
 

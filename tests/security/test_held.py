@@ -25,8 +25,7 @@ from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import Frame
 from dutyfree.engine.sandbox.channel import Channel
 from dutyfree.substrates.native import Native
-from tests.awaiting import appeared
-from tests.contexts import enter
+from tests.awaiting import appeared, enter
 from tests.engine import counts
 
 

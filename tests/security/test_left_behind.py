@@ -16,8 +16,7 @@ from dutyfree import Limits, Ready, Recipe, Service, Stage
 from dutyfree.contract.errors import CreateError, ExecError, StageError
 from dutyfree.engine.launcher.timeouts import Timeouts
 from dutyfree.substrates.native import Native, NativeConfig
-from tests.awaiting import PATIENCE
-from tests.contexts import enter
+from tests.awaiting import PATIENCE, enter
 
 pytestmark = [
     pytest.mark.usefixtures("cache"),

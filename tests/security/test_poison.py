@@ -17,7 +17,7 @@ from dutyfree import Recipe, Stage, recipes
 from dutyfree.contract.errors import ActionError, CreateError, StageError, UsageError
 from dutyfree.engine.layers import run_stage
 from dutyfree.engine.store.store import Store
-from tests.contexts import enter
+from tests.awaiting import enter
 
 pytestmark = pytest.mark.usefixtures("cache")
 rooted = pytest.mark.root("stages lie on the disk with root only")

@@ -38,8 +38,7 @@ from dutyfree.substrates.docker import images
 from dutyfree.substrates.docker import sandbox as container
 from dutyfree.substrates.native import Native, NativeConfig
 from tests.attacks import FORK_BOMB
-from tests.awaiting import appeared
-from tests.contexts import enter
+from tests.awaiting import appeared, enter
 
 LIMITS = Limits(memory=160 << 20, pids=40, disk=48 << 20)
 SECONDS = 60.0

@@ -33,7 +33,7 @@ from dutyfree.substrates.bare.substrate import MEMORY_DIRECTORY, PREFIX, remove_
 from dutyfree.substrates.local.lifecycle import closing
 from dutyfree.substrates.local.owner import identity
 from dutyfree.substrates.local.reaper import OWNER as OWNED
-from tests.contexts import enter
+from tests.awaiting import enter
 from tests.engine import counts
 
 DYING = """

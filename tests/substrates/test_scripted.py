@@ -9,7 +9,7 @@ import dutyfree
 from dutyfree import abilities, errors
 from dutyfree.contract import Cut, Exec, Limits, Observation, Recipe, Span, Stage
 from dutyfree.substrates.scripted import Scripted
-from tests.contexts import enter
+from tests.awaiting import enter
 
 ABILITIES = (
     abilities.Resettable,

@@ -33,7 +33,7 @@ from dutyfree.engine.exchange.peers import MissingLayers, PeerSet, PeerTiming, b
 from dutyfree.engine.store.cancel import Cancelled, CancelToken
 from dutyfree.engine.store.provenance import Provenance
 from dutyfree.engine.store.store import Store
-from tests.contexts import enter
+from tests.awaiting import enter
 from tests.engine.counts import arrives
 from tests.engine.exchange.nodes import CLONE, INSTALL, RECIPE, SLOWLY, Nodes, cut, held, over, pipe, reserved
 from tests.engine.exchange.test_exchange import IMAGE, said, with_image

@@ -223,11 +223,11 @@ def push(host: str, repository: str, tag: str, image: Image, headers: dict[str, 
     """Push an image with the registry's API. Returns the manifest's digest."""
     data = image.manifest()
     for name, blob in image.blobs.items():
-        _push_blob(host, repository, name, blob, headers or {})
+        push_blob(host, repository, name, blob, headers or {})
     return push_manifest(host, repository, tag, data, image.media_type, headers)
 
 
-def _push_blob(host: str, repository: str, name: str, blob: bytes, headers: dict[str, str]) -> None:
+def push_blob(host: str, repository: str, name: str, blob: bytes, headers: dict[str, str]) -> None:
     status, answered, _ = request(host, "POST", f"/v2/{repository}/blobs/uploads/", b"", headers)
     assert status == 202, status
     where = answered["location"].partition(host)[2] or answered["location"]

@@ -137,7 +137,7 @@ def test_an_index_gives_this_platform(host: str, store: Store) -> None:
     for name, image in images.items():
         push(host, "team/multi", name, image)
     # The registry requires everything that an index names, also what we never request.
-    composing._push_blob(host, "team/multi", digest(b"attestation"), b"attestation", {})
+    composing.push_blob(host, "team/multi", digest(b"attestation"), b"attestation", {})
     data = composing.index(*images.items())
     entries = [e for e in json.loads(data)["manifests"] if e["platform"]["os"] == "linux"]
     both = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}).encode()

@@ -20,7 +20,7 @@ from dutyfree.contract.errors import CreateError
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.engine.store.records import StoredImage
 from dutyfree.engine.store.store import Store
-from tests.contexts import enter
+from tests.awaiting import enter
 from tests.engine.images.composing import Image, busybox, directory, hard, layout, link, member, tar
 
 pytestmark = [pytest.mark.native, pytest.mark.usefixtures("cache")]

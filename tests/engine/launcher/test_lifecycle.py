@@ -17,7 +17,7 @@ import dutyfree
 from dutyfree import Limits
 from dutyfree.contract import Substrate
 from dutyfree.contract.errors import ExecError, LimitError, SandboxClosed
-from tests.contexts import enter
+from tests.awaiting import enter
 from tests.engine import counts
 
 ROUNDS = int(os.environ.get("DUTYFREE_KILLS", "12"))

@@ -25,7 +25,7 @@ from dutyfree.contract.errors import CreateError, ExecError, SandboxClosed, Usag
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.substrates.native import Native, NativeConfig
 from tests import networking
-from tests.contexts import enter
+from tests.awaiting import enter
 from tests.engine import counts
 from tests.networking import Neighbour, Resolver, reach
 

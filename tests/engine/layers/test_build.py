@@ -25,7 +25,7 @@ from dutyfree.engine.images import rootfs
 from dutyfree.engine.layers.build_request import layer_key
 from dutyfree.engine.layers.run_stage import LOGS
 from dutyfree.engine.store.store import Store
-from tests.contexts import enter
+from tests.awaiting import enter
 from tests.engine import counts
 
 pytestmark = [pytest.mark.usefixtures("cache"), pytest.mark.root("stages lie on the disk with root only")]

@@ -21,7 +21,7 @@ from dutyfree.contract import Recipe, Stage
 from dutyfree.contract.errors import CreateError, UsageError
 from dutyfree.engine.layers.disk_bridge import MAX_CHAIN
 from dutyfree.engine.store.store import Store
-from tests.contexts import enter
+from tests.awaiting import enter
 from tests.engine.layers.test_snapshots import CHANGES, DESCRIBE, MANY, OVER_LAYERS, SEE_OVER_LAYERS
 
 pytestmark = [

@@ -26,7 +26,7 @@ from dutyfree.engine.layers.build_request import layer_key
 from dutyfree.engine.store import provenance
 from dutyfree.engine.store.layer_lease import LayerInfo
 from dutyfree.engine.store.store import Store
-from tests.contexts import enter
+from tests.awaiting import enter
 
 pytestmark = [pytest.mark.usefixtures("cache"), pytest.mark.root("stages lie on the disk with root only")]
 

@@ -19,7 +19,7 @@ from dutyfree.contract import Limits, Recipe, Stage
 from dutyfree.contract.abilities import Forkable, Snapshottable
 from dutyfree.contract.errors import ActionError, CreateError, DispatchError, ExecError, UsageError
 from dutyfree.engine.layers.memory_layers import merge_count
-from tests.contexts import enter
+from tests.awaiting import enter
 from tests.engine import counts
 
 pytestmark = pytest.mark.native

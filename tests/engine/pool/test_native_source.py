@@ -38,7 +38,7 @@ from dutyfree.contract.errors import (
     UsageError,
 )
 from dutyfree.engine.pool.scheduler.values import Budget, Policy
-from tests.contexts import enter
+from tests.awaiting import enter
 from tests.engine import counts
 
 pytestmark = [pytest.mark.native, pytest.mark.usefixtures("cache")]

@@ -20,7 +20,7 @@ from dutyfree.contract.errors import (
 from dutyfree.engine.pool.pool import Pool
 from dutyfree.engine.pool.scheduler.values import Budget, Policy
 from dutyfree.substrates.scripted import Scripted
-from tests.contexts import enter
+from tests.awaiting import enter
 from tests.engine import virtual
 from tests.engine.pool.scripted_source import ScriptedSource
 

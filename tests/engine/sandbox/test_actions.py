@@ -32,8 +32,7 @@ from dutyfree.engine.launcher.timeouts import Timeouts
 from dutyfree.engine.sandbox import watch
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.substrates.native import Native, NativeConfig
-from tests.awaiting import appeared
-from tests.contexts import enter
+from tests.awaiting import appeared, enter
 from tests.engine import counts
 
 # --- Numbers that cannot be --------------------------------------------------------------------------

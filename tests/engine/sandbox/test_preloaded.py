@@ -11,7 +11,7 @@ import pytest
 import dutyfree
 from dutyfree import Limits, Observation, Recipe, Stage, recipes
 from dutyfree.contract.errors import ActionError, CreateError, UsageError
-from tests.contexts import enter
+from tests.awaiting import enter
 
 pytestmark = pytest.mark.native
 

@@ -18,7 +18,7 @@ import dutyfree
 from dutyfree import Ready, Recipe, Service, Stage
 from dutyfree.contract.abilities import Serving
 from dutyfree.contract.errors import ActionError, CreateError, UsageError
-from tests.contexts import enter
+from tests.awaiting import enter
 from tests.engine import counts
 
 pytestmark = pytest.mark.native

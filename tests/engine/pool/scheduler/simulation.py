@@ -101,7 +101,7 @@ class Simulation:
 
     def finish(self, make: Make, **learnt: Any) -> tuple[Operation, ...]:
         del self.makes[make.job]
-        sandbox = make.origin or self._born()
+        sandbox = make.origin or self.born()
         self.busy.discard(sandbox)
         kept = range(make.start + 1, make.keep + 1)
         self.layers |= {make.chain.keys[depth] for depth in kept}
@@ -124,7 +124,7 @@ class Simulation:
             if fails:
                 self.tell("failed", job, JobFailure("no fork"), self.now)
             else:
-                self.tell("made", job, self._born(), self.now, create_seconds=0.001)
+                self.tell("made", job, self.born(), self.now, create_seconds=0.001)
 
     def finish_reset(self, sandbox: str, depth: int | None) -> None:
         """Finish a reset at this depth; None if it fails."""
@@ -152,7 +152,7 @@ class Simulation:
         self.leased.pop(request)
         self.tell("returned", request, self.now)
 
-    def _born(self) -> str:
+    def born(self) -> str:
         sandbox = f"s{next(self._sandboxes)}"
         self.existing.add(sandbox)
         return sandbox
