@@ -1,6 +1,6 @@
 /* Init's frames, through its own socket, without real processes. The first three bytes of the input: how many
- * descriptors to send, the size of the pieces in units of 16 bytes, and whether commands end meanwhile. Then the
- * stream. */
+ * descriptors to send, the size of the pieces in units of 16 bytes, and flags: whether commands end meanwhile, and
+ * whether init is a guest. Then the stream. */
 #define _GNU_SOURCE
 #include "pid1/init.c"
 #include "pid1/frame_queue.c"
@@ -31,13 +31,15 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	(void)argc, (void)argv;
 	jail_enter();
 	jail_terminals();
+	signal(SIGPIPE, SIG_IGN); /* a guest blocks it */
 	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
 		abort();
 	owner = fcntl(pair[0], F_DUPFD_CLOEXEC, 64);
 	int ours = fcntl(pair[1], F_DUPFD_CLOEXEC, 64);
 	close(pair[0]);
 	close(pair[1]);
-	if (owner < 0 || ours < 0 || dup3(ours, CONTROL_FD, O_CLOEXEC) < 0)
+	if (owner < 0 || ours < 0 || dup3(ours, CONTROL_FD, O_CLOEXEC) < 0 || dup3(ours, ANSWER_FD, O_CLOEXEC) < 0 ||
+	    fcntl(CONTROL_FD, F_SETFL, O_NONBLOCK) < 0)
 		abort();
 	close(ours);
 	setsockopt(CONTROL_FD, SOL_SOCKET, SO_SNDBUFFORCE, &room, sizeof room);
@@ -45,6 +47,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	epoll = epoll_create1(EPOLL_CLOEXEC);
 	command_open(epoll);
 	call_open(epoll);
+	input_open_table(epoll);
 	return 0;
 }
 
@@ -150,7 +153,7 @@ static void read_answers(void)
 			((char *)&head)[head_have++] = heard[at++];
 			if (head_have < sizeof head)
 				continue;
-			require(head.kind >= FRAME_OUTPUT && head.kind <= FRAME_STARTED && head.size <= FRAME_MAX,
+			require(head.kind >= FRAME_OUTPUT && head.kind <= FRAME_TAKEN && head.size <= FRAME_MAX,
 				"init sends valid frames");
 			answered += head.kind == FRAME_EXIT || head.kind == FRAME_DONE;
 			head_have = 0;
@@ -169,7 +172,9 @@ static void turn(bool reaping)
 	int count = epoll_wait(epoll, events, 16, 0);
 	for (int i = 0; i < count; i++) {
 		uint64_t what = events[i].data.u64;
-		if (what >= EVENT_CALLS)
+		if (what >= EVENT_INPUTS)
+			input_event(what - EVENT_INPUTS, events[i].events);
+		else if (what >= EVENT_CALLS)
 			call_event(what - EVENT_CALLS);
 		else
 			command_readable((unsigned)((what - EVENT_COMMANDS) / 2), (int)(what - EVENT_COMMANDS) % 2);
@@ -196,12 +201,16 @@ static void feed(const uint8_t *data, size_t size)
 {
 	size_t piece = data[1] ? data[1] * 16u : SMALL;
 	bool reaping = data[2] & 1;
-	int descriptors = data[0];
+	int descriptors = data[2] & 2 ? 0 : data[0];
+
+	is_guest = data[2] & 2;
 
 	data += 3;
 	size -= 3;
 	if (setjmp(gone)) {
-		have = 0; /* drop what init read last */
+		have = 0; /* drop what init read last, and what it did not read */
+		while (recv(CONTROL_FD, small, sizeof small, MSG_DONTWAIT) > 0)
+			;
 		return;
 	}
 	while (size > 0) {
@@ -253,7 +262,7 @@ static void check_answers(const uint8_t *data, size_t size)
 			break;
 		most++;
 		least += head.kind != FRAME_KILL && head.kind != FRAME_CREDIT && head.kind != FRAME_SIGNAL_COMMAND &&
-			 head.kind != FRAME_POSTPONE && head.kind != FRAME_BACKGROUND;
+			 head.kind != FRAME_POSTPONE && head.kind != FRAME_BACKGROUND && head.kind != FRAME_INPUT;
 	}
 	require(answered >= least, "every frame is answered");
 	require(answered <= most, "no frame is answered twice");

@@ -167,8 +167,25 @@ def _frames() -> list[bytes]:
         for frame in frames
         for flags in (0, protocol.IF_OK)
     ]
+    fed = [
+        protocol.frame(Frame.EXEC, 50, command, protocol.WITH_INPUT),
+        protocol.frame(Frame.INPUT, 50, b"text"),
+        protocol.frame(Frame.WRITE, 51, protocol.WRITE.pack(0o644) + b"h\0", protocol.WITH_INPUT),
+        protocol.frame(Frame.INPUT, 51, b"x" * 1000),
+        protocol.frame(Frame.INPUT, 51),
+        protocol.frame(Frame.INPUT, 50),
+        protocol.frame(Frame.UNPACK, 52, b"tree\0", protocol.WITH_INPUT),
+        protocol.frame(Frame.INPUT, 52, b"x" * 1000),
+        protocol.frame(Frame.EXEC, 53, command, protocol.WITH_INPUT | protocol.AFTER),
+        protocol.frame(Frame.INPUT, 53, b"x" * 2000),
+        protocol.frame(Frame.PACK, 54, b"d\0"),
+        protocol.frame(Frame.INPUT, 55, b"of no request"),
+    ]
     start = frames[0]
     return [
+        *(b"\0\0\2" + fed[0] + frame for frame in fed[1:]),
+        b"\0\0\3" + b"".join(fed + frames),
+        b"\0\1\2" + b"".join(fed + frames),
         *(b"\1\0\0" + frame for frame in frames),
         *(b"\1\0\1" + start + frame + frames[4] for frame in chained),
         b"\3\0\0" + b"".join(frames),

@@ -127,7 +127,7 @@ static void handle(char *frame)
 
 	memcpy(&head, frame, sizeof head);
 	int fd = take_fd(&head);
-	if (head.flags & FRAME_WITH_INPUT && fd < 0) {
+	if (is_guest && head.flags & FRAME_WITH_INPUT) {
 		fd = input_open(head.id);
 		if (fd < 0) {
 			queue_note_latest(head.id);
