@@ -7,8 +7,9 @@ an image into the layer store; ``gc`` removes leftovers. This room imports the c
 ``study_image``, and of dutyfree's engine ``sandbox`` and the rooms below it.
 """
 
+from dutyfree.substrates.docker.config import DockerConfig
 from dutyfree.substrates.docker.engine import socket_path
 from dutyfree.substrates.docker.images import import_study
-from dutyfree.substrates.docker.substrate import Docker, DockerConfig, adopt_image
+from dutyfree.substrates.docker.substrate import Docker, adopt_image
 
 __all__ = ["Docker", "DockerConfig", "adopt_image", "import_study", "socket_path"]

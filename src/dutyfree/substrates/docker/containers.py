@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -15,6 +15,7 @@ from dutyfree.contract import Limits, Span
 from dutyfree.contract.errors import CleanupError, CreateError
 from dutyfree.engine.launcher.protocol import Frame
 from dutyfree.substrates.docker import guest
+from dutyfree.substrates.docker.config import DockerConfig
 from dutyfree.substrates.docker.engine import REMEDY, Engine, EngineError, EngineLost
 from dutyfree.substrates.docker.gc import ROLE, remove
 from dutyfree.substrates.docker.guest import Guest
@@ -27,19 +28,6 @@ CHECK_SECONDS = 10.0
 
 IN_MEMORY = {WORKDIR: "755", "/tmp": "1777"}  # noqa: S108 (in the container)
 """The directories that ``storage="memory"`` keeps in memory, and their modes."""
-
-
-class Options(Protocol):
-    """The options of the substrate that its containers depend on."""
-
-    @property
-    def network(self) -> str: ...
-    @property
-    def runtime(self) -> str | None: ...
-    @property
-    def init(self) -> bool: ...
-    @property
-    def storage(self) -> str: ...
 
 
 class Container:
@@ -71,7 +59,7 @@ class Container:
 class Containers:
     """Makes the containers of one substrate."""
 
-    def __init__(self, engine: Engine, options: Options, labels: Mapping[str, str]) -> None:
+    def __init__(self, engine: Engine, options: DockerConfig, labels: Mapping[str, str]) -> None:
         """``labels`` mark all of them, so that they can be found and removed."""
         self._engine = engine
         self._options = options
