@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import dutyfree
-from dutyfree.contract import Exec, Recipe, Stage
+from dutyfree.contract import Exec, Limits, Recipe, Stage
 from dutyfree.contract.abilities import Warmed
 from dutyfree.study import runner, trial
 from dutyfree.study.plan import Batch, Plan
@@ -66,7 +66,15 @@ async def test_others_run_the_set_up_themselves():
 
 
 async def test_a_study_of_warm_sandboxes(tmp_path):
-    plan = Plan(name="warm", substrates=["native-warm"], workloads={"T0": 4}, parallel={"T0": [2]})
+    """Also with limits of the plan, which the idle sandboxes must have."""
+    plan = Plan(
+        name="warm",
+        substrates=["native-warm"],
+        workloads={"T0": 4},
+        parallel={"T0": [2]},
+        limits=Limits(pids=500),
+    )
     found = await runner.run(plan, tmp_path / "out", resume=False, progress=Watching())
     assert [ended.failure for ended in found.trials] == [None] * len(found.trials)
     assert found.substrates["native-warm"].use == "native-warm"
+    assert {span.name for ended in found.trials for span in ended.creation_spans} == {"pool"}

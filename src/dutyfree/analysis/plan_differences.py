@@ -26,6 +26,7 @@ def refusals(a: Plan, b: Plan, workload: str, names: Names = ("A", "B")) -> list
     relevant = {
         "drop_caches": True,
         "limits": True,
+        "offline": workload not in LOCAL,
         "full_tests": workload == "T2",
         "remote": workload not in LOCAL,
     }

@@ -75,6 +75,15 @@ class Warmed(Protocol):
 
 
 @runtime_checkable
+class Settling(Protocol):
+    """A substrate that works in the background, for example to keep sandboxes ready."""
+
+    async def settle(self) -> None:
+        """Wait until there is nothing to do in the background."""
+        ...
+
+
+@runtime_checkable
 class Resettable(Protocol):
     """A sandbox that can be put back into its first state."""
 

@@ -18,7 +18,8 @@ from msgspec import Meta
 
 from dutyfree import substrates, validation
 from dutyfree.contract import Limits, sized
-from dutyfree.contract.errors import OptionError, PlanError, UsageError
+from dutyfree.contract.errors import LimitError, OptionError, PlanError, UsageError
+from dutyfree.contract.limits import size
 from dutyfree.study.records import Trial
 from dutyfree.workloads import check_name, is_name, project_of
 
@@ -41,7 +42,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     optional: Annotated[list[str], Meta(examples=['["docker"]'])] = []
     """Labels that may be missing: they are left out, and the report says why."""
     options: dict[str, Annotated[dict[str, Any], Meta(examples=['{use = "docker", init = false}'])]] = {}
-    """Label → options of its substrate."""
+    """Label → options of its substrate, ``use``, and ``padding``: the size of files to add to its image."""
     workloads: Annotated[
         dict[str, Annotated[int, Meta(description="a number of trials")]], Meta(examples=["{T0 = 10}"])
     ]
@@ -54,6 +55,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Workloads that are measured, but left out of the fit of the law, which must predict them."""
     recorded: dict[str, str] = {}
     """Name of a workload → file with a recorded trajectory, relative to the plan."""
+    offline: bool = False
+    """Clone from a copy of the repository in the sandbox, so that no workload needs the network."""
     limits: Annotated[Limits, Meta(examples=['{memory = "2G", pids = 512}'])] | None = None
     """Limits of every sandbox on every substrate. A substrate runs without those that it cannot enforce; its
     fact ``enforces`` says so. ``limits`` in a label's options come before these."""
@@ -75,7 +78,31 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def use(self, label: str) -> tuple[str, dict[str, Any]]:
         """The substrate's name and its options."""
         options = dict(self.options.get(label, {}))
+        options.pop("padding", None)
         return options.pop("use", label), options
+
+    def opening(self, label: str) -> tuple[str, dict[str, Any]]:
+        """The substrate's name, and the options to open it with.
+
+        A substrate with a warm pool makes its idle sandboxes in advance, so it gets the plan's limits.
+        """
+        use, options = self.use(label)
+        limits = self.limits_of(label)
+        provider = substrates.provider(use)
+        if (
+            limits is not None
+            and hasattr(provider, "warmth")
+            and "limits" in provider.Config.__struct_fields__
+        ):
+            options["limits"] = {
+                name: value for name, value in msgspec.to_builtins(limits).items() if value is not None
+            }
+        return use, options
+
+    def padding(self, label: str) -> int:
+        """The number of bytes to add to the image of the label's sandboxes. Raises LimitError."""
+        given = self.options.get(label, {}).get("padding", "0")
+        return size(str(given), "padding")
 
     def limits_of(self, label: str) -> Limits | None:
         """The plan's limits, overridden by those in the label's options. None if there are none."""
@@ -201,7 +228,8 @@ def _check_substrate(plan: Plan, label: str, where: str) -> None:
     table = f" [options.{label}]" if label in plan.options else ""
     try:
         substrates.configure(use, options)
-    except OptionError as error:
+        plan.padding(label)
+    except (OptionError, LimitError) as error:
         raise PlanError(f"{where}:{table} {error.message}", remedy=error.remedy) from error
 
 

@@ -153,7 +153,7 @@ class _StudyRun:
         self._progress = progress
         self._session = session
         self._host_addresses: dict[str, str | None] = {}
-        self._built: dict[tuple[str, str], Workload] = {}
+        self._built: dict[tuple[str, str, int], Workload] = {}
         self._fixtures: dict[str, Fixture] = {}
         self._servers: dict[tuple[str, str], GitServer] = {}
         self._trials: dict[Cell, list[Trial]] = defaultdict(list)
@@ -174,7 +174,7 @@ class _StudyRun:
         """Open every substrate of the plan. Leave out optional ones that are not available."""
         await self._workers.start(self._plan.substrates)
         for label in self._plan.substrates:
-            use, options = self._plan.use(label)
+            use, options = self._plan.opening(label)
             try:
                 self._host_addresses[label] = await self._workers[label].open(use, options)
             except Unavailable as error:
@@ -219,19 +219,27 @@ class _StudyRun:
     async def _workload(self, name: str, label: str, stack: AsyncExitStack) -> Workload:
         fixture = self._fixtures.get(workloads.project_of(name) or "")
         url = "" if fixture is None else await self._url(label, fixture, stack)
-        if (name, url) not in self._built:
-            self._built[name, url] = await anyio.to_thread.run_sync(self._build, name, fixture, url)
-        return self._built[name, url]
+        padding = self._plan.padding(label)
+        key = name, url, padding
+        if key not in self._built:
+            self._built[key] = await anyio.to_thread.run_sync(self._build, name, fixture, url, padding)
+        return self._built[key]
 
-    def _build(self, name: str, fixture: Fixture | None, url: str) -> Workload:
+    def _build(self, name: str, fixture: Fixture | None, url: str, padding: int) -> Workload:
         if name in self._plan.recorded:
             assert fixture is not None
             workload = trajectory_file.load(Path(self._plan.recorded[name]), fixture, url)
-            return msgspec.structs.replace(workload, name=name)
-        return workloads.build(name, fixture, url, self._plan.full_tests)
+            workload = msgspec.structs.replace(workload, name=name)
+        else:
+            workload = workloads.build(name, fixture, url, self._plan.full_tests)
+        if self._plan.offline and workload.setup and fixture is not None:
+            workload = workload.offline(fixture.repository)
+        return workload.padded(padding) if padding else workload
 
     async def _url(self, label: str, fixture: Fixture, stack: AsyncExitStack) -> str:
         """The URL of a repository for the sandboxes of a substrate."""
+        if self._plan.offline:
+            return fixture.repository.name
         if self._plan.remote is not None:
             return self._plan.remote
         address = self._host_addresses[label]

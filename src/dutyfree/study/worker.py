@@ -22,7 +22,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 
 from dutyfree import substrates
 from dutyfree.contract import Limits, Substrate
-from dutyfree.contract.abilities import Warmed
+from dutyfree.contract.abilities import Settling, Warmed
+from dutyfree.contract.errors import SubstrateError
 from dutyfree.study import trial
 from dutyfree.study.messages import (
     Close,
@@ -42,6 +43,9 @@ from dutyfree.study.messages import (
 from dutyfree.study.plan import Batch
 from dutyfree.study.records import Trial
 from dutyfree.workloads.workload import Workload
+
+SETTLE_SECONDS = 60.0
+"""How long the study waits for the background work of a substrate."""
 
 
 def main(descriptor: int, event_loop: str) -> None:
@@ -141,6 +145,10 @@ class _Worker:
         async with anyio.create_task_group() as group:
             for index in batch.indices:
                 group.start_soon(one, index)
+        if isinstance(substrate, Settling):
+            # Its background work must not disturb the next trial, which may be another substrate's.
+            with anyio.move_on_after(SETTLE_SECONDS), suppress(SubstrateError):
+                await substrate.settle()
         return ended
 
 

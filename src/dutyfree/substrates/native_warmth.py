@@ -134,6 +134,7 @@ class RecipeWarm(Native):
     def __init__(self, config: WarmConfig) -> None:
         super().__init__(config)
         self._stock = config.stock
+        self._prepared: list[Recipe] = []
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
@@ -144,6 +145,15 @@ class RecipeWarm(Native):
         """Build the layers and fill the pool, up to the warmth. Raises StageError and CreateError."""
         prefix = self.node.source.warm_prefix(recipe or EMPTY_RECIPE)
         await super().prepare(prefix)
+        await self._keep_idle(prefix)
+        self._prepared.append(prefix)
+
+    async def settle(self) -> None:
+        """Wait until all sandboxes are idle again. See ``abilities.Settling``."""
+        for prefix in self._prepared:
+            await self._keep_idle(prefix)
+
+    async def _keep_idle(self, prefix: Recipe) -> None:
         try:
             await self.node.pool.keep_idle(prefix, self._stock)
         except TimeoutError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -9,6 +10,18 @@ import msgspec
 from dutyfree.contract import Action, Found, Limits, Observation, Recipe, Result, Stage
 
 StepKind = Literal["inspect", "command", "modify", "test"]
+
+PADDING = """
+import os, random, sys
+chance, left, number = random.Random(0), int(sys.argv[1]), 0
+while left > 0:
+    directory = f"/opt/padding/{number // 100}"
+    os.makedirs(directory, exist_ok=True)
+    with open(f"{directory}/{number}", "wb") as file:
+        left -= file.write(chance.randbytes(min(left, 1 << 16)))
+    number += 1
+"""
+"""A program that writes so many bytes that cannot be compressed, into files of 64 KiB."""
 
 CONTROLLERS = {"cpus": "cpu", "memory": "memory", "pids": "pids"}
 """Limit → its name in the fact ``enforces`` of a substrate."""
@@ -68,6 +81,19 @@ class Workload(msgspec.Struct, frozen=True):
         """The same workload for a warm substrate, which runs the missing stages of the recipe itself."""
         recipe = msgspec.structs.replace(self.recipe, stages=(*self.recipe.stages, *self.setup))
         return msgspec.structs.replace(self, recipe=recipe, setup=())
+
+    def offline(self, repository: Path) -> Workload:
+        """The same workload with a copy of a bare repository in its working directory, and no network."""
+        stage = Stage("files", files={repository.name: repository})
+        recipe = msgspec.structs.replace(self.recipe, stages=(*self.recipe.stages, stage))
+        limits = msgspec.structs.replace(self.limits, network=None)
+        return msgspec.structs.replace(self, recipe=recipe, limits=limits)
+
+    def padded(self, size: int) -> Workload:
+        """The same workload on an image with ``size`` more bytes, in files that no action uses."""
+        stage = Stage("setup", commands=(("python3", "-c", PADDING, str(size)),))
+        recipe = msgspec.structs.replace(self.recipe, stages=(stage, *self.recipe.stages))
+        return msgspec.structs.replace(self, recipe=recipe)
 
     def limited(self, limits: Limits | None, enforced: str | None = None) -> Workload:
         """The same workload under the limits of a plan, less those that a substrate cannot enforce.

@@ -65,6 +65,13 @@ class ReadyContainers(Generic[K]):
         if stock.making is not None:
             await asyncio.shield(stock.making)
 
+    async def settle(self) -> None:
+        """Wait until no container is being made or removed in the background."""
+        while tasks := self._removing | {
+            stock.making for stock in self._stocks.values() if stock.making is not None
+        }:
+            await asyncio.wait(tasks)
+
     async def _next(self, stock: _Stock) -> Container | None:
         waiting: asyncio.Future[Container | None] = asyncio.get_running_loop().create_future()
         stock.waiting = waiting

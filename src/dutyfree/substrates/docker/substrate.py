@@ -138,6 +138,10 @@ class DockerSubstrate:
         if self._config.ready:
             await self._ready.fill(_Kind(image, self._limits))
 
+    async def settle(self) -> None:
+        """Wait until all containers are ready. See ``abilities.Settling``."""
+        await self._ready.settle()
+
     @contextlib.asynccontextmanager
     async def sandbox(
         self,
