@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import anyio.to_thread
 import msgspec
 import pytest
@@ -254,6 +256,19 @@ async def test_page_caches_are_dropped_before_every_batch(tmp_path, monkeypatch)
     wanted = Plan(**{**msgspec.structs.asdict(plan(warmups=0)), "drop_caches": True})
     found, _ = await run(wanted, tmp_path)
     assert len(dropped) == len(found.trials)
+
+
+async def test_workloads_without_a_network_on_an_image_with_padding(tmp_path):
+    options = {"use": "bare", "path": f"{tmp_path}/bin:/usr/bin:/bin"}
+    wanted = plan(substrates=["local"], options={"local": options}, workloads={"inspect-3": 1}, warmups=0)
+    found, _ = await run(msgspec.structs.replace(wanted, offline=True), tmp_path / "out")
+    assert [one.failure for one in found.trials] == [None]
+    padded = workloads.build("T0", None, "").padded(100_000)
+    (program,) = padded.recipe.stages[0].commands
+    script = str(program[2]).replace("/opt", str(tmp_path))
+    await anyio.run_process([sys.executable, "-c", script, program[3]])
+    files = [path for path in (tmp_path / "padding").rglob("*") if path.is_file()]
+    assert sorted(path.stat().st_size for path in files) == [100_000 - (1 << 16), 1 << 16]
 
 
 async def test_adaptive_stopping_ends_a_settled_cell_early(tmp_path):

@@ -42,8 +42,8 @@ def study(
     Parameters
     ----------
     plan
-        The name of a plan that comes with dutyfree (smoke: under a minute; quick: a few minutes; paper: 100
-        trials of everything, two hours), or a TOML file. Default: quick.
+        The name of a plan that comes with dutyfree (smoke: under a minute; quick: a few minutes; paper: two
+        hours), or a TOML file. Default: quick.
     substrates
         Measure these substrates instead of the plan's, separated by commas: "bare,docker". All of them must
         be available.
