@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import json
 import random
 import statistics
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import Any
 
 from rounds import Row, percentile
 
@@ -270,13 +272,30 @@ def _row(identity: str, what: str, outcome: Outcome, gain: float | None) -> Row:
     }
 
 
+def _stored(name: str, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "id": name,
+        "mean": statistics.fmean(outcome.ready),
+        "p50": statistics.median(outcome.ready),
+        "p95": percentile(outcome.ready, 0.95),
+        "n": len(outcome.ready),
+        "warm": outcome.kinds["warm setup"] / outcome.kinds.total(),
+        "stage_seconds": outcome.stage_seconds,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--batches", type=int, default=Workload.batches)
     parser.add_argument("--seed", type=int, default=Workload.seed)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     arguments = parser.parse_args()
     load = replace(Workload(), batches=arguments.batches, seed=arguments.seed)
-    for name, outcome in simulate(load).items():
+    found = simulate(load)
+    if arguments.json:
+        print(json.dumps([_stored(name, outcome) for name, outcome in found.items()], indent=1))
+        return
+    for name, outcome in found.items():
         ready, total = outcome.ready, outcome.kinds.total()
         print(
             f"{name}: mean {statistics.fmean(ready) * 1e3:.1f} ms, p50 {statistics.median(ready) * 1e3:.1f}, "

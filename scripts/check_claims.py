@@ -14,7 +14,7 @@ which readers do not see, behind the paragraph, list item or table. Behind a hea
 
 The numbers must be among these values of the study's summary.json, rounded as they are written. A name in
 brackets selects the rows that have it in one of their fields. ``from results/bench/FILE.json: P1; P2`` takes
-rows of a stored benchmark by their id. Sources of the other kinds are not recomputed:
+rows of a stored benchmark by their id, and ``*`` takes all. Sources of the other kinds are not recomputed:
 
     <!-- configuration -->             a limit or a default of the code, or the size of the test machine
     <!-- arithmetic -->                computed from other numbers in the same sentence
@@ -185,7 +185,7 @@ def values(path: Path, expression: str) -> list[float]:
     """The numbers that an expression selects from a summary or a stored benchmark."""
     found = _stored(path)
     if isinstance(found, list):
-        rows = [row for row in found if row.get("id") == expression]
+        rows = [row for row in found if expression in ("*", row.get("id"))]
         return [number for row in rows for number in _numbers(row)]
     reached = [found]
     for name, brackets in re.findall(r"([\w-]+)(?:\[([^]]*)\])?", expression):

@@ -15,11 +15,10 @@ import pytest
 from dutyfree.study import records
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "scripts/check_claims.py"
 
 
-def _script() -> Any:
-    spec = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
+def _script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"scripts/{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -28,7 +27,7 @@ def _script() -> Any:
     return module
 
 
-check_claims = _script()
+check_claims = _script("check_claims")
 STUDIES = sorted(path.parent for path in ROOT.glob("docs/results/*/summary.json"))
 
 
@@ -87,3 +86,37 @@ def test_the_summary_is_that_of_the_records(study):
     for key, values in totals.items():
         assert stored[key]["n"] == len(values)
         assert stored[key]["p50"]["value"] == pytest.approx(statistics.median(values))
+
+
+BENCH = """## Run a command
+<!-- not stored: bench/run.py, 2026-01-01 -->
+
+| | what | value | target | p50 ms | p95 ms | n |
+|---|---|--:|--:|--:|--:|--:|
+| P1 | native exec | 1.9 | 1.1 ✗ | 0.9 | 0.9 | 2 |
+| P2 | the same | 9 | | 0.9 | 0.9 | 2 |
+
+| | what | value | n |
+|---|---|--:|--:|
+| P1 | native exec | 1.9 | 2 |
+| other | something | 7.5 | 2 |
+"""
+
+
+def test_tables_of_benchmarks_are_filled_from_what_is_stored(tmp_path):
+    rows = [
+        {"id": "P1", "value": 1.0456, "target": 1.1, "holds": True, "n": 240, "p50": 0.0007, "p95": 0.0009},
+        {"id": "P2", "value": 0.98, "target": None, "holds": None, "n": 240, "p50": 0.0007, "p95": 0.0009},
+    ]
+    page, missing = _script("bench_tables").filled(
+        BENCH, {row["id"]: row for row in rows}, "results/bench/2026-01-02.json"
+    )
+    assert "| P1 | native exec | 1.046 | 1.1 ✓ | 0.700 | 0.900 | 240 |\n| P2 | the same | 0.98 | |" in page
+    assert missing == ["other"]
+    assert "| P1 | native exec | 1.9 | 2 |" in page
+    (tmp_path / "docs/results/bench").mkdir(parents=True)
+    (tmp_path / "docs/results/bench/2026-01-02.json").write_text(json.dumps(rows))
+    (tmp_path / "page.md").write_text(page)
+    problems, unstored = check_claims.check(tmp_path / "page.md", tmp_path)
+    assert not problems
+    assert len(unstored) == 2
