@@ -29,6 +29,7 @@ from dutyfree.engine.pool.scheduler.values import (
     Deliver,
     Destroy,
     Fork,
+    JobResult,
     LeaseRequest,
     Make,
     Policy,
@@ -185,10 +186,11 @@ class Simulation:
             case ("hint", int(recipe)):
                 self.state.hint(chain(self.load, recipe), self.load.group, now)
             case ("made", Make() as make, dict() as learnt):
-                self.state.made(make.job, make.origin or f"s{make.job}", now, **learnt)
+                self.state.made(make.job, make.origin or f"s{make.job}", now, JobResult(**learnt))
             case ("forked", Fork() as fork):
+                copied = JobResult(create_seconds=self.cost["fork"], memory=600_000)
                 for job in fork.jobs:
-                    self.state.made(job, f"s{job}", now, create_seconds=self.cost["fork"], memory=600_000)
+                    self.state.made(job, f"s{job}", now, copied)
             case ("returned", int(request)):
                 self.state.returned(request, now)
             case ("clean", str(sandbox), int(depth)):

@@ -59,7 +59,7 @@ class ScriptedSource:
             self.under_way -= 1
         self.existing[sandbox.id] = stack
         self.depths[sandbox.id] = depth
-        return NewSandbox(sandbox, made, seconds, layers)
+        return NewSandbox(sandbox, create_seconds=made, stage_seconds=seconds, layers=layers)
 
     async def promote(
         self, sandbox: Sandbox, recipe: Recipe, start: int, depth: int, *, keep: int, urgency: Urgency
@@ -67,7 +67,7 @@ class ScriptedSource:
         self._refuse_dead(sandbox)
         seconds, layers = await self._stages(sandbox, recipe, start, depth, keep)
         self.depths[sandbox.id] = depth
-        return NewSandbox(sandbox, None, seconds, layers)
+        return NewSandbox(sandbox, stage_seconds=seconds, layers=layers)
 
     async def _stages(
         self, sandbox: Any, recipe: Recipe, start: int, depth: int, keep: int
@@ -101,7 +101,7 @@ class ScriptedSource:
                 child = await stack.enter_async_context(self.substrate.sandbox(state))
                 self.existing[child.id] = stack
                 self.depths[child.id] = self.depths[sandbox.id]
-                made.append(NewSandbox(child, 0.001))
+                made.append(NewSandbox(child, create_seconds=0.001))
         except BaseException:
             with anyio.CancelScope(shield=True):
                 for one in made:

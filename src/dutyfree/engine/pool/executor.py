@@ -120,18 +120,7 @@ class Executor:
         self._urgencies.pop(job, None)
         for depth in made.layers:
             self._layers[chain.keys[depth]] = chain.layers[depth]
-        self._state.made(
-            job,
-            identity,
-            anyio.current_time(),
-            create_seconds=made.create_seconds,
-            stage_seconds=made.stage_seconds,
-            layers=made.layers,
-            memory=made.memory,
-            found=made.found,
-            joined=made.joined,
-            fetched=made.fetched,
-        )
+        self._state.made(job, identity, anyio.current_time(), made)
         self._advance()
 
     def _failed(self, jobs: Iterable[int], failed: Exception) -> None:

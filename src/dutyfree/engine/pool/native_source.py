@@ -152,7 +152,10 @@ class NativeSource:
         finally:
             self._layers.release(state.trees)
         each = (perf_counter() - begun) / max(1, count)
-        return [NewSandbox(child, each, memory=self._memory(child, entry.own)) for child in children]
+        return [
+            NewSandbox(child, create_seconds=each, memory=self._memory(child, entry.own))
+            for child in children
+        ]
 
     async def _new_sandbox(
         self,
@@ -173,7 +176,8 @@ class NativeSource:
             await self._warm_up(sandbox)
         ran = recipe.stages[depth - 1 - len(took) : depth - 1]
         sandbox.own_stages = tuple(zip((stage.kind for stage in ran), took, strict=True))
-        return NewSandbox(sandbox, create_seconds, took, memory=self._memory(sandbox, own))
+        memory = self._memory(sandbox, own)
+        return NewSandbox(sandbox, create_seconds=create_seconds, stage_seconds=took, memory=memory)
 
     async def _create_with_services(
         self, recipe: Recipe, depth: int, state: StartState, *, own: bool

@@ -9,31 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-import msgspec
-
 from dutyfree.contract import Recipe, Sandbox
 from dutyfree.contract.served import Served
 from dutyfree.engine.layers.urgency import Urgency
+from dutyfree.engine.pool.scheduler.values import JobResult
 
 
-class NewSandbox(msgspec.Struct, frozen=True):
+class NewSandbox(JobResult, frozen=True):
     """A sandbox that a source made, and what it cost."""
 
     sandbox: Sandbox
-    create_seconds: float | None = None
-    """Seconds to create the sandbox, without stages; None for a promotion."""
-    stage_seconds: Sequence[float] = ()
-    """Seconds of each stage that ran, in order."""
-    layers: Mapping[int, int] = {}
-    """The size in bytes of each layer that is in the store now, by depth."""
-    memory: int | None = None
-    """Bytes of memory that the sandbox uses while it is idle."""
-    found: int | None = None
-    """The depth from which stages had to run, if it differs from the scheduler's."""
-    joined: bool = False
-    """The missing stages were already being built for another request."""
-    fetched: bool = False
-    """It was made on layers from a peer."""
 
 
 class SandboxSource(Protocol):

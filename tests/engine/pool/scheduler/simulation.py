@@ -15,6 +15,7 @@ from dutyfree.engine.pool.scheduler.values import (
     Forget,
     Fork,
     JobFailure,
+    JobResult,
     LeaseRequest,
     Make,
     Operation,
@@ -108,7 +109,7 @@ class Simulation:
         learnt.setdefault("layers", dict.fromkeys(kept, 1000))
         learnt.setdefault("create_seconds", 0.001)
         learnt.setdefault("stage_seconds", [1.0] * (make.depth - make.start))
-        return self.tell("made", make.job, sandbox, self.now, **learnt)
+        return self.tell("made", make.job, sandbox, self.now, JobResult(**learnt))
 
     def fail(self, make: Make, depth: int | None = None) -> tuple[Operation, ...]:
         del self.makes[make.job]
@@ -124,7 +125,7 @@ class Simulation:
             if fails:
                 self.tell("failed", job, JobFailure("no fork"), self.now)
             else:
-                self.tell("made", job, self.born(), self.now, create_seconds=0.001)
+                self.tell("made", job, self.born(), self.now, JobResult(create_seconds=0.001))
 
     def finish_reset(self, sandbox: str, depth: int | None) -> None:
         """Finish a reset at this depth; None if it fails."""

@@ -17,6 +17,7 @@ from dutyfree.engine.pool.scheduler.values import (
     Deliver,
     Fork,
     JobFailure,
+    JobResult,
     Make,
     Policy,
     Refuse,
@@ -106,7 +107,7 @@ def test_copies_and_creations_are_learnt_apart():
     world.forks.remove(fork)
     world.busy.discard(fork.origin)
     for job in fork.jobs:
-        world.tell("made", job, world.born(), world.now, create_seconds=0.125)
+        world.tell("made", job, world.born(), world.now, JobResult(create_seconds=0.125))
     assert world.state.costs.create() == pytest.approx(0.25)
     assert world.state.costs.fork() == pytest.approx(0.125)
 

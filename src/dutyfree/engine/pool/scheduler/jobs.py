@@ -6,7 +6,7 @@ from math import exp, log
 
 from dutyfree.contract.served import ServedKind
 from dutyfree.engine.pool.scheduler.stock import Instance, Prefix
-from dutyfree.engine.pool.scheduler.values import LeaseRequest
+from dutyfree.engine.pool.scheduler.values import JobResult, LeaseRequest
 
 
 class Claim:
@@ -95,12 +95,12 @@ class Job:
     def top(self) -> Prefix:
         return self.path[-1]
 
-    def outcome(self, found: int | None, joined: bool, fetched: bool) -> tuple[ServedKind, int]:
+    def outcome(self, result: JobResult) -> tuple[ServedKind, int]:
         """How its sandbox was served, and from which depth on, as the source reports it."""
-        start = self.start if found is None else found
-        if fetched and self.kind in ("promoted", "layer", "cold"):
+        start = self.start if result.found is None else result.found
+        if result.fetched and self.kind in ("promoted", "layer", "cold"):
             return "fetched", start
-        if joined and self.kind in ("layer", "cold"):
+        if result.joined and self.kind in ("layer", "cold"):
             return "joined", start
         if self.kind == "cold" and start:
             return "layer", start

@@ -7,7 +7,7 @@ events at the same times give the same operations. So a test can build any state
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import count
 
 from dutyfree.engine.pool.scheduler.breaker import Breaker
@@ -25,6 +25,7 @@ from dutyfree.engine.pool.scheduler.values import (
     Destroy,
     DestroyReason,
     JobFailure,
+    JobResult,
     LeaseRequest,
     Member,
     Operation,
@@ -211,29 +212,16 @@ class State:
 
     # --- Sandboxes ----------------------------------------------------------------------------------
 
-    def made(
-        self,
-        job: int,
-        sandbox: str,
-        now: float,
-        *,
-        create_seconds: float | None = None,
-        stage_seconds: Iterable[float] = (),
-        layers: Mapping[int, int] | None = None,
-        memory: int | None = None,
-        found: int | None = None,
-        joined: bool = False,
-        fetched: bool = False,
-    ) -> None:
-        """A job is done. The arguments are those of ``NewSandbox``, which ``source`` explains."""
+    def made(self, job: int, sandbox: str, now: float, result: JobResult) -> None:
+        """A job has made this sandbox."""
         done = self._end(job, now)
         claim = done.claim
         chain = done.top.chain if claim is None else claim.request.chain
         path = done.path
-        if create_seconds is not None:
+        if result.create_seconds is not None:
             what = "fork" if done.kind == "forked" else "create"
-            self.costs.learn(what, what, create_seconds)
-        for prefix, seconds in zip(path[done.start + 1 :], stage_seconds, strict=False):
+            self.costs.learn(what, what, result.create_seconds)
+        for prefix, seconds in zip(path[done.start + 1 :], result.stage_seconds, strict=False):
             self.costs.learn(prefix.key, prefix.kind, seconds)
         for prefix in path[done.start + 1 :]:
             prefix.breaker = None
@@ -245,17 +233,17 @@ class State:
             self.stock.adopt(instance)
         self._unpin(done)
         instance.chain, instance.depth = chain, done.depth
-        if memory is not None:
-            done.top.memory = memory
-            self.stock.recharge(instance, memory)
-        for depth, size in sorted((layers or {}).items()):
+        if result.memory is not None:
+            done.top.memory = result.memory
+            self.stock.recharge(instance, result.memory)
+        for depth, size in sorted(result.layers.items()):
             self.stock.keep_layer(path[depth], size)
         if claim is None:
             self.park(instance, now)
         else:
             instance.status = "ready"
             del claim.jobs[done.id]
-            claim.ready.append((instance, *done.outcome(found, joined, fetched)))
+            claim.ready.append((instance, *done.outcome(result)))
             self.changed.append(claim)
         self.demand.consider(done.top)
 

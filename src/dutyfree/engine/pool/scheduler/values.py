@@ -7,7 +7,7 @@ into the keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -164,6 +164,25 @@ class Candidate(NamedTuple):
     """The distance: estimated seconds for the rest."""
     promised: bool = False
     """Whether it would take an idle sandbox that was promised to others by a hint or a minimum."""
+
+
+class JobResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What it cost to make a sandbox, and what the store has of it now."""
+
+    create_seconds: float | None = None
+    """Seconds to create the sandbox, without stages; None for a promotion."""
+    stage_seconds: Sequence[float] = ()
+    """Seconds of each stage that ran, in order."""
+    layers: Mapping[int, int] = {}
+    """The size in bytes of each layer that is in the store now, by depth."""
+    memory: int | None = None
+    """Bytes of memory that the sandbox uses while it is idle."""
+    found: int | None = None
+    """The depth from which stages had to run, if it differs from the scheduler's."""
+    joined: bool = False
+    """The missing stages were already being built for another request."""
+    fetched: bool = False
+    """It was made on layers from a peer."""
 
 
 class JobFailure(msgspec.Struct, frozen=True):
