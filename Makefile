@@ -56,11 +56,12 @@ test-integrations: linux $(INSTALLED) ## Other people's frameworks on top of dut
 test-vm: $(DEVELOPED) ## The native engine in a virtual machine: control groups v2, as root and without
 	PYTHON=$(BIN)/python scripts/vm-test $(ARGS)
 
-check: $(DEVELOPED) ## Linters and types
+check: $(DEVELOPED) ## Linters, types, and a source for every number in the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/check_claims.py
 
 format: $(DEVELOPED) ## Put the code into shape, and write the types of dutyfree.sync
 	$(BIN)/python scripts/sync_types.py

@@ -281,6 +281,8 @@ def main() -> None:
         unstored += without
     for problem in problems:
         print(f"{problem.place}: {problem.text}")
+    if problems:
+        print("the beginning of scripts/check_claims.py says how to name a source", file=sys.stderr)
     if "--list" in sys.argv:
         print("\n".join(unstored))
     print(

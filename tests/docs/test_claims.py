@@ -31,6 +31,12 @@ check_claims = _script("check_claims")
 STUDIES = sorted(path.parent for path in ROOT.glob("docs/results/*/summary.json"))
 
 
+@pytest.mark.parametrize("page", check_claims.pages(), ids=lambda page: page.stem)
+def test_every_number_has_a_true_source(page):
+    problems, _ = check_claims.check(page)
+    assert not [f"{one.place}: {one.text}" for one in problems]
+
+
 SUMMARY = {
     "cells": [
         {"workload": "T0", "substrate": "native", "p50": {"value": 0.00481, "low": 0.0044, "high": 0.0085}},
