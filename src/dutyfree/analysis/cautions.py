@@ -140,14 +140,14 @@ def _unlike_storage(present: Iterable[SubstrateFacts], baselines: Mapping[str, s
                 "explain part of a difference",
                 substrate=label,
             )
-    if not baselines and len(set(kinds.values())) > 1:
+    if len(set(kinds.values())) > 1:
         each = [
             f"{_PLACES[kind]} on {enumeration([label for label in kinds if kinds[label] == kind])}"
             for kind in dict.fromkeys(kinds.values())
         ]
         yield Caution(
             CautionKind.UNLIKE_STORAGE,
-            f"files were {' and '.join(each)}: this may explain part of a difference",
+            f"files were {' and '.join(each)}: a ratio between them includes the difference of the storage",
         )
     for label, facts in by_label.items():
         if facts.facts.get("storage driver") == COPYING:

@@ -51,29 +51,32 @@ def spreads(
     cells: Iterable[Cell],
     by_key: Mapping[Key, Sample],
     ratios: Iterable[Ratio],
+    baselines: Mapping[str, str],
     rounds: Rounds,
     rollouts: int = MILLION,
 ) -> list[Spread]:
     """Table 2: the slowest and the fastest substrate of each workload, by p50."""
-    workloads: dict[str, list[Cell]] = {}
-    for cell in least_parallel(cells):
-        if cell.total is not None:
-            workloads.setdefault(cell.workload, []).append(cell)
-    by_pair = {
-        (row.workload, row.parallel, frozenset((row.substrate, row.base))): row
-        for row in ratios
-        if row.metric == "total"
-    }
+    by_cell = {cell.key: cell for cell in least_parallel(cells) if cell.total is not None}
+    pairs: dict[str, list[Ratio]] = {}
+    for row in ratios:
+        if row.metric == "total" and (row.workload, row.substrate, row.parallel) in by_cell:
+            pairs.setdefault(row.workload, []).append(row)
     found = []
-    for members in workloads.values():
-        ordered = sorted(members, key=lambda cell: cell.total.p50.value if cell.total else 0.0)
-        if len(ordered) > 1:
-            fastest, slowest = ordered[0], ordered[-1]
-            pair = frozenset((slowest.substrate, fastest.substrate))
-            row = by_pair[slowest.workload, slowest.parallel, pair]
-            slow, fast = by_key[slowest.key], by_key[fastest.key]
-            found.append(_spread(slowest, fastest, row, slow, fast, rounds, rollouts))
+    for workload, rows in pairs.items():
+        fair = [row for row in rows if _fair(row, baselines)] or rows
+        row = max(fair, key=lambda row: row.ratio.value if row.ratio else 0.0)
+        slow, fast = ((workload, label, row.parallel) for label in (row.substrate, row.base))
+        found.append(_spread(by_cell[slow], by_cell[fast], row, by_key[slow], by_key[fast], rounds, rollouts))
     return found
+
+
+def _fair(row: Ratio, baselines: Mapping[str, str]) -> bool:
+    """Whether a bare label is compared only with substrates on the same storage, whose baseline it is."""
+    bare = {label for label, base in baselines.items() if label == base}
+    return all(
+        one not in bare or (other not in bare and baselines.get(other) == one)
+        for one, other in ((row.substrate, row.base), (row.base, row.substrate))
+    )
 
 
 def _spread(

@@ -55,7 +55,7 @@ def summarise(records: Records) -> Summary:
         taxes=taxes(lone_keys, decomposer.baselines, rounds, floor),
         projections=project(lone_cells),
         prices=prices(),
-        spreads=spreads(lone_cells, by_key, compared, rounds),
+        spreads=spreads(lone_cells, by_key, compared, decomposer.baselines, rounds),
         throughput=[row for sample in by_key.values() if (row := throughput(sample))] if parallel else [],
         failures=failure_groups(by_key.values()),
         cautions=[
