@@ -26,14 +26,11 @@ import statistics
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
 
-import anyio
 import msgspec
 from rounds import Row, figure
 from scipy.stats import mannwhitneyu
@@ -47,32 +44,10 @@ from dutyfree.analysis.verdicts import Comparison
 from dutyfree.study import runner
 from dutyfree.study.plan import Plan
 from dutyfree.study.records import Records, Trial
-from dutyfree.substrates.bare import Bare, BareConfig, BareSandbox
 
 RUNS = 3
 """Runs on each side."""
 METHODS = ("ab", "in turn", "one after the other", "trials")
-
-
-class DelayedConfig(BareConfig, frozen=True):
-    milliseconds: float = 0.0
-
-
-class Delayed(Bare):
-    """Bare with a delay at the creation of a sandbox."""
-
-    Config: ClassVar[type[msgspec.Struct]] = DelayedConfig
-
-    def __init__(self, config: DelayedConfig) -> None:
-        super().__init__(config)
-        self._delay = config.milliseconds / 1e3
-
-    @asynccontextmanager
-    async def sandbox(self, *arguments: Any, **options: Any) -> AsyncIterator[BareSandbox]:
-        if self._delay:
-            await anyio.sleep(self._delay)
-        async with super().sandbox(*arguments, **options) as sandbox:
-            yield sandbox
 
 
 class Silent:
@@ -88,9 +63,7 @@ async def study(workload: str, trials: int, delays: dict[str, float]) -> Records
     plan = Plan(
         name="comparisons",
         substrates=list(delays),
-        options={
-            label: {"use": f"{__name__}:Delayed", "milliseconds": delay} for label, delay in delays.items()
-        },
+        options={label: {"use": "delayed:Delayed", "milliseconds": delay} for label, delay in delays.items()},
         workloads={workload: trials},
         seed=random.randrange(1 << 31),  # noqa: S311 (an order, not a secret)
     )

@@ -8,9 +8,11 @@
  *   p P   a sandbox from prepared parts: dynamic program, static program
  *   f F   a sandbox from new parts: dynamic program, static program */
 #define _GNU_SOURCE
+#include "launcher/disk.h"
 #include "launcher/fd_handover.h"
 #include "launcher/layers.h"
 #include "launcher/parked.h"
+#include "launcher/sandboxes.h"
 #include "launcher/slot.h"
 #include "pid1/command.h"
 #include "setup/sandbox.h"
@@ -63,6 +65,27 @@ static uint64_t on_host(void)
 /* --- In a sandbox -------------------------------------------------------------------------------- */
 
 int payload_group = -1;
+
+/* The launcher's side of sandboxes on disk. There are none here. */
+int launcher_epoll = -1;
+
+void reply(uint32_t serial, int error, uint32_t value, const void *text, size_t size, const int *fds, int count)
+{
+	(void)serial, (void)error, (void)value, (void)text, (void)size, (void)fds, (void)count;
+	die("reply");
+}
+
+void refuse(uint32_t serial, int error, const char *step)
+{
+	(void)serial, (void)error;
+	die(step);
+}
+
+void sandbox_disk_made(uint64_t size, int error, const char *step)
+{
+	(void)size, (void)error;
+	die(step);
+}
 
 /* PID 1: start one program with pipes, as the engine does, and send one byte when it has ended. */
 _Noreturn void init_run(int payload)
