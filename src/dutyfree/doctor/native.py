@@ -10,6 +10,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
+from dutyfree.contract import Limits
 from dutyfree.contract.errors import DutyfreeError
 from dutyfree.doctor.finding import Finding
 from dutyfree.engine.host import capacity, census
@@ -19,6 +20,7 @@ from dutyfree.engine.launcher.requirements import KERNEL
 from dutyfree.substrates.native import Native, NativeConfig
 
 CONFIG = NativeConfig(ready=0)
+ON_DISK = NativeConfig(ready=0, storage="disk", limits=Limits(disk=16 << 20))
 
 KERNEL_ROOTLESS = (6, 6)
 """The first kernel whose tmpfs supports the overlay's extended attributes without root."""
@@ -64,7 +66,20 @@ async def check() -> list[Finding]:
     except DutyfreeError as error:
         remedy = error.remedy or "see the findings above"
         findings.append(Finding("native: a sandbox", False, error.message, remedy))
+    findings.append(await _disk())
     return findings + await _in_thread(_capacity, _host)
+
+
+async def _disk() -> Finding:
+    """Whether written files can go to disk. Most users do not need it, so nothing else depends on it."""
+    what = 'native: storage="disk"'
+    try:
+        async with Native(ON_DISK) as substrate, substrate.sandbox() as sandbox:
+            seen = await sandbox.exec(["/bin/true"])
+            storage = (await substrate.facts())["storage"]
+    except DutyfreeError as error:
+        return Finding(what, False, error.message, error.remedy or "see the findings above")
+    return Finding(what, seen.ok, storage if seen.ok else str(seen))
 
 
 async def _in_thread(*checks: Callable[[], Iterator[Finding]]) -> list[Finding]:
