@@ -258,11 +258,20 @@ async def test_page_caches_are_dropped_before_every_batch(tmp_path, monkeypatch)
     assert len(dropped) == len(found.trials)
 
 
-async def test_workloads_without_a_network_on_an_image_with_padding(tmp_path):
-    options = {"use": "bare", "path": f"{tmp_path}/bin:/usr/bin:/bin"}
-    wanted = plan(substrates=["local"], options={"local": options}, workloads={"inspect-3": 1}, warmups=0)
-    found, _ = await run(msgspec.structs.replace(wanted, offline=True), tmp_path / "out")
-    assert [one.failure for one in found.trials] == [None]
+async def test_a_recorded_trajectory_without_a_network(tmp_path):
+    look = {"type": "exec", "command": ["git", "status", "--short"], "cwd": "attrs"}
+    step = {"label": "look", "kind": "inspect", "action": look}
+    (tmp_path / "mine.jsonl").write_bytes(msgspec.json.encode(step))
+    changes = {"workloads": {"mine": 1}, "recorded": {"mine": str(tmp_path / "mine.jsonl")}, "offline": True}
+    wanted = await anyio.to_thread.run_sync(
+        lambda: plan(substrates=["bare"], options={}, warmups=0, **changes)
+    )
+    found, _ = await run(wanted, tmp_path / "out")
+    assert [(one.workload, one.failure) for one in found.trials] == [("mine", None)]
+    assert [one.label for one in found.trials[0].actions] == ["look"]
+
+
+async def test_padding_has_its_size(tmp_path):
     padded = workloads.build("T0", None, "").padded(100_000)
     (program,) = padded.recipe.stages[0].commands
     script = str(program[2]).replace("/opt", str(tmp_path))
