@@ -271,6 +271,15 @@ async def test_ready_containers_are_used_once(engine: Engine, actions: str) -> N
         async with opened.sandbox(limits=Limits(pids=50), labels={"mine": "1"}) as sandbox:
             assert [span.name for span in sandbox.spans][:2] == ["create", "start"]
             assert [one[:12] for one in await containers(engine, "mine=1")] == [sandbox.id]
+        # Those that were prepared with limits that nobody asks for are given up.
+        recipe = Recipe(env={"A": "b"}, stages=(Stage("setup", commands=("touch made",)),))
+        await opened.prepare(recipe)
+        before = set(await containers(engine, opened.owner))
+        async with opened.sandbox(recipe, limits=Limits(pids=60)):
+            pass
+        with anyio.fail_after(60):
+            while len(before & set(await containers(engine, opened.owner))) == len(before):  # noqa: ASYNC110 (the engine removes it)
+                await anyio.sleep(0.05)
         label = opened.owner
     assert await containers(engine, label) == []
 

@@ -88,12 +88,17 @@ class ReadyContainers(Generic[K]):
         stock = self._stocks.setdefault(kind, _Stock())
         self._stocks.move_to_end(kind)
         while len(self._stocks) > KINDS:
-            _, unused = self._stocks.popitem(last=False)
+            self.drop(next(iter(self._stocks)))
+        return stock
+
+    def drop(self, kind: K) -> None:
+        """Keep no containers of this kind any more, until the next request for one."""
+        unused = self._stocks.pop(kind, None)
+        if unused is not None:
             unused.kept = False
             for container in unused.ready:
                 self.discard(container)
             unused.ready.clear()
-        return stock
 
     def _refill(self, kind: K, stock: _Stock) -> None:
         if stock.making is None and len(stock.ready) < self.count and stock.kept and not self._closed:

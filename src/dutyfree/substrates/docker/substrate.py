@@ -120,6 +120,8 @@ class DockerSubstrate:
         self._ready: ReadyContainers[_Kind] = ReadyContainers(config.ready, self._make)
         self._handed_out: set[str] = set()
         """Ids of the containers that were ready and are sandboxes now."""
+        self._guessed: dict[str, _Kind] = {}
+        """By image: containers that ``prepare`` made ready, and that nobody has asked for yet."""
         self._limits = Limits()
         """Those of the last request: ready containers are made for them."""
 
@@ -136,7 +138,9 @@ class DockerSubstrate:
         run_stage.refuse_services(recipe, "docker")
         image = await self._images.prepare(recipe or Recipe())
         if self._config.ready:
-            await self._ready.fill(_Kind(image, self._limits))
+            kind = _Kind(image, self._limits)
+            self._guessed[image] = kind
+            await self._ready.fill(kind)
 
     async def settle(self) -> None:
         """Wait until all containers are ready. See ``abilities.Settling``."""
@@ -174,6 +178,9 @@ class DockerSubstrate:
 
     async def _container(self, kind: _Kind, labels: Mapping[str, str], begun: float) -> Container:
         """A ready container, or a new one. Only a new one can have labels. Raises CreateError."""
+        # Prepared with other limits than those that are asked for: these containers would stay unused.
+        if (guessed := self._guessed.pop(kind.image, kind)) != kind:
+            self._ready.drop(guessed)
         ready = await self._ready.take(kind) if self._config.ready and not labels else None
         if ready is not None:
             ready.spans = (Span("ready", 0.0, time.perf_counter() - begun),)
