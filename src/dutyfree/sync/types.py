@@ -186,6 +186,7 @@ class DockerSubstrate(Substrate, Protocol):
     @property
     def host_address(self) -> str | None: ...
     def prepare(self, recipe: Recipe | None = None) -> None: ...
+    def settle(self) -> None: ...
     def sandbox(
         self,
         recipe: Recipe | None = None,
@@ -770,6 +771,11 @@ class Serving(Protocol):
         stdin: bytes | None = None,
         timeout: float | None = None,
     ) -> Observation: ...
+
+
+@runtime_checkable
+class Settling(Protocol):
+    def settle(self) -> None: ...
 
 
 class Shell(Protocol):
