@@ -38,7 +38,8 @@ class Effect(msgspec.Struct, frozen=True):
     ratio: Estimate | None
     """None if a p50 is not positive."""
     p: float | None
-    """Two-sided; the larger of the p of the difference and of the ratio. None if there is no test."""
+    """Two-sided, of the ratio. None if there is no test."""
+    difference_p: float | None
 
 
 def round_of(trial: Trial) -> int:
@@ -84,17 +85,17 @@ class Rounds:
         ratio = top / bottom if top > 0 and bottom > 0 else None
         rounds = _common_rounds(one, base)
         if rounds < LEAST_ROUNDS:
-            return Effect(Estimate(top - bottom), None if ratio is None else Estimate(ratio), None)
+            return Effect(Estimate(top - bottom), None if ratio is None else Estimate(ratio), None, None)
         tops, bottoms = self.p50s(one, values, name), self.p50s(base, others, name)
-        difference, p = with_interval(top - bottom, tops - bottoms, rounds)
+        difference, difference_p = with_interval(top - bottom, tops - bottoms, rounds)
         if ratio is None:
-            return Effect(difference, None, p)
+            return Effect(difference, None, None, difference_p)
         usable = (tops > 0) & (bottoms > 0)
         logs = np.log(tops[usable]) - np.log(bottoms[usable])
-        log, also = with_interval(math.log(top) - math.log(bottom), logs, rounds)
+        log, p = with_interval(math.log(top) - math.log(bottom), logs, rounds)
         assert log.low is not None
         assert log.high is not None
-        return Effect(difference, Estimate(ratio, math.exp(log.low), math.exp(log.high)), max(p, also))
+        return Effect(difference, Estimate(ratio, math.exp(log.low), math.exp(log.high)), p, difference_p)
 
     def mean_difference(self, one: Sample, base: Sample, values: Floats, others: Floats) -> Estimate:
         """The mean of ``values`` minus the mean of ``others``; neither may be empty."""

@@ -11,7 +11,7 @@ import msgspec
 from dutyfree.analysis.cells import METRICS, Key, Sample
 from dutyfree.analysis.control import Floor
 from dutyfree.analysis.findings import Metric, Ratio, Tax
-from dutyfree.analysis.rounds import Rounds
+from dutyfree.analysis.rounds import Effect, Rounds
 from dutyfree.analysis.statistics import ALPHA, Estimate, holm
 
 MAY_BE_CHANCE = "may be chance"
@@ -42,11 +42,18 @@ def taxes(
                 rate=None if effect.ratio is None else _minus_one(effect.ratio),
                 per_action=effect.difference.scaled(1 / actions) if actions else None,
                 base=base,
-                p=effect.p,
+                p=_both(effect),
             )
         )
     corrected = holm([row.p for row in found])
     return [_judged_tax(row, p, floor) for row, p in zip(found, corrected, strict=True)]
+
+
+def _both(effect: Effect) -> float | None:
+    """The larger p, because a tax is shown in seconds and as a rate. It is small if both exclude 0."""
+    if effect.p is None or effect.difference_p is None:
+        return None
+    return max(effect.p, effect.difference_p)
 
 
 def _judged_tax(row: Tax, p: float | None, floor: Floor) -> Tax:
