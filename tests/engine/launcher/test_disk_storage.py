@@ -17,7 +17,7 @@ import pytest
 
 import dutyfree
 from dutyfree import Limits, Recipe, Stage
-from dutyfree.contract.errors import CreateError, Unavailable
+from dutyfree.contract.errors import CreateError, ExecError, Unavailable
 from dutyfree.engine.launcher import disk_storage
 from tests.engine import unprivileged
 
@@ -116,6 +116,18 @@ async def test_snapshots_forks_and_groups_are_on_disk_too(cache: Path) -> None:
     async with dutyfree.open("native", storage="memory") as native, native.sandbox(named) as copy:
         assert await out(copy, "find . -type f | sort | xargs sha1sum") == before
     await no_images_left(cache)
+
+
+async def test_verification_finds_what_is_left_on_disk_and_in_shared_memory() -> None:
+    native: Any
+    async with dutyfree.open("native", storage="disk", ready=0, limits=SMALL) as native:
+        for dirt in ("echo > /dev/shm/file", "echo > file", "rm /etc/hosts"):
+            async with native.sandbox() as sandbox:
+                await sandbox.exec("true")
+                await sandbox.verify()
+                await sandbox.exec(dirt)
+                with pytest.raises(ExecError, match="not as new: files"):
+                    await sandbox.verify()
 
 
 @pytest.mark.parametrize("victim", ["owner", "launcher"])

@@ -25,12 +25,16 @@ static struct state {
 
 static void read_state(struct state *state)
 {
+	/* With files on disk, /dev/shm is a file system of its own. */
+	static const char *const writable[] = {"/", "/dev/shm"};
 	struct statfs written;
 
-	if (statfs("/", &written) == 0) {
-		state->blocks = written.f_blocks - written.f_bfree;
-		state->files = written.f_files - written.f_ffree;
-	}
+	state->blocks = state->files = 0;
+	for (size_t i = 0; i < sizeof writable / sizeof *writable; i++)
+		if (statfs(writable[i], &written) == 0) {
+			state->blocks += written.f_blocks - written.f_bfree;
+			state->files += written.f_files - written.f_ffree;
+		}
 	getrlimit(RLIMIT_NPROC, &state->processes);
 	getrlimit(RLIMIT_NOFILE, &state->open_files);
 }
