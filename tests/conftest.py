@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import inspect
 import os
 import re
@@ -24,6 +23,7 @@ from dutyfree import substrates
 from dutyfree.contract import Availability, Substrate
 from dutyfree.engine.launcher.timeouts import Timeouts
 from dutyfree.substrates.native import Native, NativeConfig
+from tests.modules import load
 
 ROOT = Path(__file__).parents[1]
 
@@ -154,13 +154,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The C program with sanitizers in it."""
     if not shutil.which("gcc"):
         pytest.skip("gcc is missing; to enable it: apt-get install gcc")
-    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     target = tmp_path_factory.mktemp("engine") / "dutyfree-init"
-    reason = module.build(ROOT / "src/dutyfree/engine", target, sanitized=True)
+    reason = load(ROOT / "hatch_build.py").build(ROOT / "src/dutyfree/engine", target, sanitized=True)
     if "asan" in reason:
         pytest.skip(f"no sanitizers here: {reason}")
     assert not reason, reason

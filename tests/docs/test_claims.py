@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import statistics
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -13,18 +11,13 @@ from typing import Any
 import pytest
 
 from dutyfree.study import records
+from tests.modules import load
 
 ROOT = Path(__file__).parents[2]
 
 
 def _script(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"scripts/{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
+    return load(ROOT / f"scripts/{name}.py")
 
 
 check_claims = _script("check_claims")
