@@ -309,7 +309,7 @@ def test_headlines_name_the_direction_the_tier_and_the_interval():
     assert re.fullmatch(r"\d+ % of a T2 rollout on docker is infrastructure", findings[1])
     assert re.fullmatch(
         rf"docker adds {number} ms to every action \(95 % interval {number} ms to {number} ms\); "
-        rf"bare itself adds {number} µs",
+        rf"on bare itself it is {number} µs",
         findings[2],
     )
     assert re.fullmatch(

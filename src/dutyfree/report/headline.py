@@ -220,7 +220,7 @@ def _growth(summary: Summary) -> tuple[str, str]:
     if most is None or not taxed[most].leaves_out(0):
         return "", " ".join(sentences)
     beside = [
-        f"; {label} itself adds {duration(found.value)}"
+        f"; on {label} itself it is {duration(found.value)}"
         for label, found in around.items()
         if label == summary.baseline
     ]
