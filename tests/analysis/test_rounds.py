@@ -14,7 +14,7 @@ from dutyfree.analysis.rounds import Effect, Rounds, weighted_p50s
 from dutyfree.analysis.summary import decode, encode, summarise
 from dutyfree.analysis.tails import GROUPS
 from dutyfree.study.records import Records
-from tests.analysis.synthetic import cold, facts, records, study
+from tests.analysis.synthetic import action, cold, facts, records, study, trial
 
 positive = st.floats(1e-3, 1e3)
 times = st.lists(positive, min_size=1, max_size=25)
@@ -143,6 +143,27 @@ def test_no_difference_within_the_noise_floor_is_called_one():
     assert not any(row.shown for row in noisy.ratios)
     assert not any(row.shown for row in noisy.spreads)
     assert summarise(controlled(1.5, noise=1.1)).taxes[0].shown
+
+
+def test_orchestration_around_0_has_no_ratio_that_breaks():
+    """Stand-ins can be longer than the wall time, so the orchestration of a round can be below 0."""
+    random = np.random.default_rng(6)
+    labels = ["bare", "box", "again"]
+
+    def rollout(label: str, index: int):
+        wall = float(random.lognormal(0, 0.1))
+        return trial("T1", label, index, actions=(action("x", wall),))
+
+    content = records(
+        *(rollout(label, index) for index in range(12) for label in labels),
+        study=study(plan={"substrates": labels, "options": {"again": {"use": "docker"}}}),
+        substrates={label: facts(label, use="bare" if label == "bare" else "docker") for label in labels},
+    )
+    made = summarise(content)
+    assert made.controls == ["again"]
+    (cell,) = [one for one in made.cells if one.substrate == "box"]
+    assert cell.orchestration_per_action is not None
+    assert not cell.orchestration_per_action.p50.leaves_out(0)
 
 
 def test_the_expected_maximum_is_that_of_a_group():

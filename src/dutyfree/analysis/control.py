@@ -10,7 +10,7 @@ import numpy as np
 
 from dutyfree.analysis.cells import METRICS, Key, Sample
 from dutyfree.analysis.findings import ControlRatio, Metric, NoiseFloor
-from dutyfree.analysis.rounds import LEAST_ROUNDS, Rounds, round_of, with_interval
+from dutyfree.analysis.rounds import LEAST_ROUNDS, Rounds, log_ratios, round_of, with_interval
 from dutyfree.analysis.statistics import Estimate
 
 Cells = dict[tuple[str, int], float]
@@ -89,10 +89,13 @@ def _overall(
         return Estimate(math.exp(value))
     values = METRICS[metric]
     logs = [
-        np.log(rounds.p50s(one, values(one), metric)) - np.log(rounds.p50s(base, values(base), metric))
+        log_ratios(rounds.p50s(one, values(one), metric), rounds.p50s(base, values(base), metric))
         for one, base in pairs
     ]
-    interval, _ = with_interval(value, np.mean(logs, axis=0), count)
+    means = np.mean(logs, axis=0)
+    if np.isnan(means).mean() > 0.5:
+        return Estimate(math.exp(value))
+    interval, _ = with_interval(value, means, count)
     assert interval.low is not None
     assert interval.high is not None
     return Estimate(math.exp(value), math.exp(interval.low), math.exp(interval.high))

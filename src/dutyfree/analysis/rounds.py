@@ -90,8 +90,9 @@ class Rounds:
         difference, difference_p = with_interval(top - bottom, tops - bottoms, rounds)
         if ratio is None:
             return Effect(difference, None, None, difference_p)
-        usable = (tops > 0) & (bottoms > 0)
-        logs = np.log(tops[usable]) - np.log(bottoms[usable])
+        logs = log_ratios(tops, bottoms)
+        if np.isnan(logs).mean() > 0.5:
+            return Effect(difference, Estimate(ratio), None, difference_p)
         log, p = with_interval(math.log(top) - math.log(bottom), logs, rounds)
         assert log.low is not None
         assert log.high is not None
@@ -105,6 +106,14 @@ class Rounds:
             return Estimate(value)
         draws = _means(values, self.counts(one)) - _means(others, self.counts(base))
         return with_interval(value, draws, rounds)[0]
+
+
+def log_ratios(tops: Floats, bottoms: Floats) -> Floats:
+    """The logarithm of each ratio; NaN where one of the two is not positive."""
+    usable = (tops > 0) & (bottoms > 0)
+    found = np.full(tops.shape, np.nan)
+    found[usable] = np.log(tops[usable]) - np.log(bottoms[usable])
+    return found
 
 
 def _common_rounds(one: Sample, base: Sample) -> int:
