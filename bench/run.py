@@ -32,6 +32,7 @@ import pause
 import peers
 import scheduler
 import storage
+import walls
 import warmth
 from rounds import Row, figure, interleaved, ratio
 
@@ -121,6 +122,7 @@ PARTS: dict[str, Part] = {
     "preloaded": ("native", interpreter.preloaded, lambda rounds: rounds // 2),
     "storage": ("native", storage.storage, lambda rounds: max(10, rounds // 4)),
     "network": ("native", network.network, lambda rounds: max(10, rounds // 4)),
+    "walls": ("native", walls.walls, lambda rounds: rounds),
     "runtimes": ("native", peers.runtimes, lambda rounds: max(10, rounds // 4)),
     "docker": ("docker", beside_docker, lambda rounds: max(10, rounds // 4)),
 }

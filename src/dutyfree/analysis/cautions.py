@@ -109,6 +109,7 @@ def _of_substrates(records: Records, baselines: Mapping[str, str]) -> Iterator[C
     yield from _unlike_software(present)
     yield from _unlike_storage(present, baselines)
     yield from _unlike_limits(present, records.study.plan.get("limits") or {})
+    yield from _not_isolated(present)
 
 
 def _unlike_software(present: Iterable[SubstrateFacts]) -> Iterator[Caution]:
@@ -160,6 +161,18 @@ def _unlike_storage(present: Iterable[SubstrateFacts], baselines: Mapping[str, s
 
 
 _PLACES = {"memory": "in memory", "disk": "on disk"}
+
+
+def _not_isolated(present: Iterable[SubstrateFacts]) -> Iterator[Caution]:
+    """A native with walls switched off. ``bare`` isolates nothing either, but its name says so."""
+    for facts in present:
+        isolation = facts.facts.get("isolation", "")
+        if facts.use.startswith("native") and (isolation == "none" or isolation.startswith("without ")):
+            yield Caution(
+                CautionKind.NOT_ISOLATED,
+                f"isolation: {isolation}. This is for measuring and for trusted code only",
+                substrate=facts.label,
+            )
 
 
 def _unlike_limits(present: Iterable[SubstrateFacts], limits: Mapping[str, Any]) -> Iterator[Caution]:

@@ -43,6 +43,7 @@ class CautionKind(enum.StrEnum):
     UNLIKE_SOFTWARE = "unlike software"
     UNLIKE_STORAGE = "unlike storage"
     UNLIKE_LIMITS = "unlike limits"
+    NOT_ISOLATED = "not isolated"
     UNLIKE_PLANS = "unlike plans"
     FEW_RUNS = "too few runs"
     RUN_ORDER = "order of runs"

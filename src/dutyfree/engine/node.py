@@ -164,6 +164,8 @@ class Node:
         resolvers = await anyio.to_thread.run_sync(_resolvers, options.resolvers)
         spawn = partial(Launcher.spawn, Path(options.program), options.walls.flags)
         launcher = Launcher(*await anyio.to_thread.run_sync(spawn))
+        if not options.walls.full:
+            _log.warning("sandboxes are not isolated (%s): run trusted code only", options.walls.level)
         try:
             host = await _greet(launcher, options.program)
             storage = await DiskStorage.open(launcher, host) if options.storage == "disk" else None

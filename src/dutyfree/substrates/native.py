@@ -273,6 +273,10 @@ class Native:
         async with self.sandbox() as sandbox:
             owner = (await sandbox.exec(["stat", "-c", "%u", "/usr"])).stdout.strip()
             facts["owners"] = "mapped" if owner == b"0" else "not mapped: the file system cannot"
+            if places := (*walls.plain, *walls.fixed):
+                missing = [path for path in places if path not in sandbox.without_overlay]
+                facts["without overlay"] = ", ".join(sandbox.without_overlay) or "none"
+                facts["still overlay"] = ", ".join(missing) or "none"
             facts |= await run_stage.tools(sandbox)
         return facts
 

@@ -77,6 +77,11 @@ class Isolation(NamedTuple):
         fixed = [(path.lstrip("/"), PlaceKind.FIXED) for path in self.fixed]
         return (*plain, *([] if building else fixed))
 
+    def mounted(self, ready: tuple[int, ...], *, building: bool) -> tuple[str, ...]:
+        """The places of a sandbox that are no overlay, as its first frame says."""
+        places = self.places(building=building)
+        return tuple(f"/{path}" for number, (path, _) in enumerate(places) if ready[1] >> number & 1)
+
     def refuse_limits(self, limits: Limits) -> None:
         """Raises CreateError for a limit that a missing wall would have to enforce."""
         refused = []

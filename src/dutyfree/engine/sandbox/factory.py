@@ -126,7 +126,9 @@ class SandboxFactory:
             channel, handle = await create_on(state.trees)
             host = SandboxHost(self._snapshots, self._named, self._resolvers, create_on, fork_child)
             sandbox = self._kind(identity, recipe, limits, state, channel, handle, network, host)
-            sandbox.spans = create.spans(asked, begun, channel.ready.result())
+            ready = channel.ready.result()
+            sandbox.spans = create.spans(asked, begun, ready)
+            sandbox.without_overlay = self.isolation.mounted(ready, building=building)
             try:
                 yield sandbox
             except BaseException:

@@ -73,6 +73,8 @@ class NativeSandbox(InitSandbox):
         self._lifecycle: NativeLifecycle = lifecycle
         self.program = start.defaults.program
         """The entry point and command of the image. Nothing runs it, unless you pass it to ``exec``."""
+        self.without_overlay: tuple[str, ...] = ()
+        """The directories of the options ``plain`` and ``fixed`` that are no overlay in this sandbox."""
         self.served: Served | None = None
         """How it was served: from what, in how many seconds, and what a cold start would have cost."""
         self.own_stages: tuple[tuple[str, float], ...] = ()
