@@ -33,7 +33,9 @@ static struct create spec = {.trees = 2,
 			       .memory = 4ull << 30,
 			       .disk = 2ull << 30,
 			       .pids = 2048,
-			       .tree = {{.count = 1}, {.mountpoint = "usr", .count = 1}}};
+			       .tree = {{.count = 1}, {.mountpoint = "usr", .count = 1}},
+			       .places = 2,
+			       .place = {{"workspace", PLACE_PLAIN}, {"tmp", PLACE_PLAIN}}};
 static const char *program;
 
 static _Noreturn void die(const char *what)

@@ -31,7 +31,7 @@ from dutyfree.engine.host.file_system import storage_fact
 from dutyfree.engine.images.install import LeasedImage
 from dutyfree.engine.launcher import create, network_policy, requirements
 from dutyfree.engine.launcher.client import BINARY
-from dutyfree.engine.launcher.isolation import Isolation, Wall
+from dutyfree.engine.launcher.isolation import WORK_DIRECTORIES, Isolation, Wall
 from dutyfree.engine.launcher.isolation import isolation as make_isolation
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from dutyfree.engine.layers import run_stage
@@ -84,10 +84,10 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``none`` IS FOR TRUSTED CODE ONLY: commands run as root of the host (docs/security.md)."""
     without: tuple[Wall, ...] = ()
     """FOR MEASURING ONLY: parts of the isolation to switch off one by one. Sandboxes are then not safe."""
-    plain: tuple[str, ...] | None = None
-    """Directories of the root that are no overlay while the image has no files there (docs/engine.md)."""
+    plain: tuple[str, ...] = WORK_DIRECTORIES
+    """Directories of the root that are no overlay while no layer has files there (docs/engine.md)."""
     fixed: tuple[str, ...] | None = None
-    """Directories that are read-only and no overlay, such as /usr. Stages can still write there."""
+    """Directories that are read-only and no overlay, such as /usr; by default none. Stages write there."""
 
     @property
     def walls(self) -> Isolation:

@@ -112,7 +112,7 @@ FULL_ISOLATION = Isolation()
 def isolation(
     level: IsolationLevel,
     without: Sequence[Wall],
-    plain: Sequence[str] | None,
+    plain: Sequence[str],
     fixed: Sequence[str] | None,
 ) -> Isolation:
     """The isolation that the options of native describe. Raises ValueError for options that contradict."""
@@ -121,12 +121,8 @@ def isolation(
     if len(set(without)) < len(without):
         raise ValueError("without: names a wall twice")
     off = WALLS if level == "none" else tuple(wall for wall in WALLS if wall in without)
-    bare = "overlay" in off
-    found = Isolation(
-        off,
-        tuple(WORK_DIRECTORIES if plain is None and bare else plain or ()),
-        tuple(SOFTWARE if fixed is None and bare else fixed or ()),
-    )
+    usual = SOFTWARE if "overlay" in off else ()
+    found = Isolation(off, tuple(plain), tuple(usual if fixed is None else fixed))
     _check(found)
     return found
 

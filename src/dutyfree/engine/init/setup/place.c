@@ -5,7 +5,6 @@
 #include "launcher/layers.h"
 #include "sys.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <linux/mount.h>
 #include <linux/openat2.h>
@@ -31,31 +30,32 @@ bool place_is_valid(const struct place *place)
 	return place->kind == PLACE_FIXED || (place->kind == PLACE_PLAIN && !strchr(place->path, '/'));
 }
 
-/* An image decides what is in its layers, so no link may lead out of one. A descriptor or -errno. */
+/* An image decides what is in its layers, so no link may lead out of one. The path has no "..". A descriptor or
+ * -errno. */
 static int open_below(const char *root, const char *path, int flags)
 {
-	AUTOCLOSE int directory = open(root, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	char whole[LAYER_PATH + 2 + MOUNTPOINT_MAX];
 
-	if (directory < 0)
-		return -errno;
-	return open_no_magiclinks(directory, *path ? path : ".", flags | O_DIRECTORY | O_CLOEXEC, 0,
-				  RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS);
+	snprintf(whole, sizeof whole, "%s/%s", root, path);
+	return open_no_magiclinks(AT_FDCWD, whole, flags | O_DIRECTORY, 0, RESOLVE_NO_SYMLINKS);
 }
 
 /* --- Plain directories --------------------------------------------------------------------------- */
 
-static bool is_empty(int fd)
+/* Not with readdir, whose buffer would have to be allocated for each creation. */
+static bool is_empty(int directory)
 {
-	DIR *directory = fdopendir(fd);
-	int entries = 0;
+	char entries[1024];
+	long size, at = 0;
+	int count = 0;
 
-	while (directory && entries < 3 && readdir(directory))
-		entries++;
-	if (directory)
-		closedir(directory);
-	else
-		close(fd);
-	return entries == 2; /* "." and ".." */
+	while ((size = syscall(SYS_getdents64, directory, entries, sizeof entries)) > 0)
+		for (at = 0; at < size; count++) {
+			uint16_t length; /* after inode and offset */
+			memcpy(&length, entries + at + 16, sizeof length);
+			at += length;
+		}
+	return size == 0 && count == 2; /* "." and ".." */
 }
 
 /* Whether no layer has files there. `found` is the uppermost layer's directory, with mode 0 if there is none. */
@@ -65,39 +65,37 @@ static bool is_unused(const struct tree *tree, const char *path, struct stat *fo
 	for (uint32_t i = 0; i < tree->count; i++) {
 		char layer[LAYER_PATH];
 		layer_path(layer, tree->layers[i]);
-		int fd = open_below(layer, path, O_RDONLY);
+		AUTOCLOSE int fd = open_below(layer, path, O_RDONLY);
 		if (fd == -ENOENT)
 			continue;
-		if (fd < 0)
-			return false;
-		if (!found->st_mode && fstat(fd, found) < 0)
-			found->st_mode = 0;
-		if (!is_empty(fd))
+		if (fd < 0 || (!found->st_mode && fstat(fd, found) < 0) || !is_empty(fd))
 			return false;
 	}
 	return true;
 }
 
-/* With the owner and mode of the directory that it covers. If it cannot have them, there is none. */
-static void create_plain(const char *path, const struct stat *below)
+/* With the owner and mode of the directory that it covers. If it cannot have them, there is none. The umask is 0, and
+ * our file system ids are those of root in the sandbox. */
+static void create_plain(const char *name, const struct stat *below, uint32_t root)
 {
-	AUTOCLOSE int upper = open(UPPER, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	mode_t mode = below->st_mode ? below->st_mode & 07777 : strcmp(path, "tmp") == 0 ? 01777 : 0755;
+	char path[sizeof UPPER + 1 + MOUNTPOINT_MAX];
+	mode_t mode = below->st_mode ? below->st_mode & 07777 : strcmp(name, "tmp") == 0 ? 01777 : 0755;
+	bool own = !below->st_mode || (below->st_uid == root && below->st_gid == root);
 
-	if (upper < 0 || mkdirat(upper, path, 0700) < 0)
+	snprintf(path, sizeof path, UPPER "/%s", name);
+	if (mkdir(path, mode & 01777) < 0)
 		return;
-	if ((below->st_mode && fchownat(upper, path, below->st_uid, below->st_gid, AT_SYMLINK_NOFOLLOW) < 0) ||
-	    fchmodat(upper, path, mode, 0) < 0)
-		unlinkat(upper, path, AT_REMOVEDIR);
+	if ((!own && lchown(path, below->st_uid, below->st_gid) < 0) || (mode & ~01777u && chmod(path, mode) < 0))
+		rmdir(path);
 }
 
-void places_prepare(const struct create *spec)
+void places_prepare(const struct create *spec, uint32_t root)
 {
 	struct stat below;
 
 	for (uint32_t i = 0; !host.rootless && i < spec->places; i++)
 		if (spec->place[i].kind == PLACE_PLAIN && is_unused(&spec->tree[0], spec->place[i].path, &below))
-			create_plain(spec->place[i].path, &below);
+			create_plain(spec->place[i].path, &below, root);
 }
 
 /* --- Fixed directories --------------------------------------------------------------------------- */
@@ -165,11 +163,20 @@ static int open_fixed(const struct create *spec, const char *path)
 
 /* --- Both ---------------------------------------------------------------------------------------- */
 
-static int mount_place(const struct create *spec, const struct place *place)
+/* Only places_prepare has created a directory in the upper file system, which is new: the path has no links. */
+static int mount_plain(const struct place *place)
 {
-	/* Only places_prepare has created a directory in the upper file system, which is new. */
-	AUTOCLOSE int source = place->kind == PLACE_PLAIN ? open_below(UPPER, place->path, O_PATH)
-							  : open_fixed(spec, place->path);
+	char from[sizeof UPPER + 1 + MOUNTPOINT_MAX], to[sizeof "/new/" + MOUNTPOINT_MAX];
+
+	snprintf(from, sizeof from, UPPER "/%s", place->path);
+	snprintf(to, sizeof to, "/new/%s", place->path);
+	AUTOCLOSE int mount = mount_clone(AT_FDCWD, from, false);
+	return mount < 0 ? mount : mount_attach(mount, to);
+}
+
+static int mount_fixed(const struct create *spec, const struct place *place)
+{
+	AUTOCLOSE int source = open_fixed(spec, place->path);
 	AUTOCLOSE int mount = source < 0 ? source : mount_clone(source, "", false);
 	AUTOCLOSE int target = mount < 0 ? mount : open_below("/new", place->path, O_PATH);
 
@@ -184,8 +191,10 @@ uint32_t places_mount(const struct create *spec)
 {
 	uint32_t mounted = 0;
 
-	for (uint32_t i = 0; !host.rootless && i < spec->places; i++)
-		if (mount_place(spec, &spec->place[i]) == 0)
+	for (uint32_t i = 0; !host.rootless && i < spec->places; i++) {
+		const struct place *place = &spec->place[i];
+		if ((place->kind == PLACE_PLAIN ? mount_plain(place) : mount_fixed(spec, place)) == 0)
 			mounted |= 1u << i;
+	}
 	return mounted;
 }

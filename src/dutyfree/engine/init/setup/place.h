@@ -9,11 +9,13 @@
 #include "protocol.h"
 
 #include <stdbool.h>
+#include <stdint.h>
 
 bool place_is_valid(const struct place *place);
 
-/* Create the plain directories of tree 0 in /up. Its layers are mounted, its overlay is not. */
-void places_prepare(const struct create *spec);
+/* Create the plain directories of tree 0 in /up. Its layers are mounted, its overlay is not. `root` is the host's id of
+ * root in the sandbox. */
+void places_prepare(const struct create *spec, uint32_t root);
 
 /* Mount all places below /new. Returns those that are no overlay now, as bits. */
 uint32_t places_mount(const struct create *spec);

@@ -178,7 +178,7 @@ static void mount_tree(const struct create *spec, uint32_t index)
 		end += snprintf(end, sizeof lower - (size_t)(end - lower), "%s%s", i ? ":" : "", layer);
 	}
 	if (index == 0)
-		places_prepare(spec);
+		places_prepare(spec, host.without & WALL_USER_NAMESPACE ? 0 : own_slot->first_id);
 	snprintf(up, sizeof up, "/up/u%u", index);
 	snprintf(work, sizeof work, "/up/w%u", index);
 	AUTOCLOSE int overlay =
@@ -275,7 +275,7 @@ static int create_shm(const struct create *spec)
 
 	snprintf(size, sizeof size, "%llu", (unsigned long long)spec->shm);
 	snprintf(inodes, sizeof inodes, "%llu", (unsigned long long)spec->shm / 4096 + 1024);
-	snprintf(owner, sizeof owner, "%u", own_slot->first_id);
+	snprintf(owner, sizeof owner, "%u", host.without & WALL_USER_NAMESPACE ? 0 : own_slot->first_id);
 	return mount_new("tmpfs", (const char *const(*)[2])options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
 }
 
