@@ -17,7 +17,7 @@ from dutyfree import Limits, Recipe, Stage
 pytestmark = [
     pytest.mark.native,
     pytest.mark.usefixtures("cache"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="without root, everything is overlay; run as root"),
+    pytest.mark.root("without root, everything is overlay"),
 ]
 
 PLAIN = ("/workspace", "/tmp")
