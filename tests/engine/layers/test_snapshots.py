@@ -331,11 +331,11 @@ for path in ("white", "/usr/share/white"):
         said = (await sandbox.exec(["python3", "-c", forge])).stdout.decode()
         assert "trusted" not in said
         assert "device" not in said
-        before = await _seen(sandbox, "ls -la d; find /usr/share/perl5 | sort")
+        before = await _seen(sandbox, "find d /usr/share/perl5 -printf '%M %u %s %p\\n' | sort")
         await sandbox.start("sleep 1000")
         recipe = await sandbox.snapshot()
         async with native.sandbox(recipe) as copy:
-            assert await _seen(copy, "ls -la d; find /usr/share/perl5 | sort") == before
+            assert await _seen(copy, "find d /usr/share/perl5 -printf '%M %u %s %p\\n' | sort") == before
 
 
 async def test_nothing_is_left_when_the_owner_is_killed_while_copying(tmp_path: Path) -> None:

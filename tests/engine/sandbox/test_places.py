@@ -151,23 +151,32 @@ async def test_programs_between_plain_directories_and_the_rest(native: Any) -> N
         assert (await said(sandbox, script)).endswith("done")
 
 
-async def test_marks_of_the_overlay_in_a_plain_directory_harm_no_one(native: Any) -> None:
-    """A whiteout that a process makes hides nothing but itself; the other marks cannot be made."""
+@pytest.mark.parametrize("filtered", [True, False])
+async def test_marks_of_the_overlay_in_a_plain_directory_harm_no_one(filtered: bool) -> None:
+    """A whiteout hides nothing but itself, and the filter refuses it; the other marks cannot be made."""
     script = """
-    import os, stat
-    os.mkdir("directory"); open("directory/file", "w").close()
-    try: os.mknod("whiteout", stat.S_IFCHR | 0o600, 0)
-    except PermissionError: pass
+    import ctypes, errno, os, stat
+    os.mkdir("directory"); open("directory/file", "w").close(); open("file", "w").close()
+    libc = ctypes.CDLL(None, use_errno=True)
+    refused = [libc.renameat2(-100, b"file", -100, b"other", 4) and ctypes.get_errno() == errno.EINVAL]
+    for make in (os.mknod, lambda *how: os.mknod(*how, dir_fd=os.open(".", os.O_RDONLY))):
+        try: make(f"whiteout{len(refused)}", stat.S_IFCHR | 0o600, 0)
+        except PermissionError: refused.append(True)
+        else: refused.append(False)
+    os.mknod("pipe", stat.S_IFIFO | 0o600); os.remove("pipe"); os.system("rm -f file other")
+    print(refused)
     for name in ("opaque", "redirect", "metacopy"):
         try: os.setxattr("directory", f"trusted.overlay.{name}", b"/usr")
         except PermissionError: continue
         raise SystemExit("a mark was set")
     """
-    async with native.sandbox() as sandbox:
+    without = () if filtered else ("seccomp",)
+    async with dutyfree.open("native", without=without) as native, native.sandbox() as sandbox:
         seen = await sandbox.exec(["python3", "-c", textwrap.dedent(script)])
         assert seen.ok, seen.stderr
+        assert seen.stdout == (b"[True, True, True]\n" if filtered else b"[0, False, False]\n")
         async with native.sandbox(await sandbox.snapshot()) as child:
-            assert await said(child, "ls /workspace /workspace/directory; touch /workspace/whiteout") == (
+            assert await said(child, "ls /workspace /workspace/directory; touch /workspace/whiteout1") == (
                 "/workspace:\ndirectory\n\n/workspace/directory:\nfile"
             )
 

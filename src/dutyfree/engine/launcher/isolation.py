@@ -72,10 +72,15 @@ class Isolation(NamedTuple):
         return "namespaces" in self.without
 
     def places(self, *, building: bool) -> tuple[Place, ...]:
-        """The directories without an overlay. A stage may write everywhere, so it gets no fixed ones."""
+        """The directories without an overlay.
+
+        A sandbox in which stages run has none: a stage may write everywhere, and its layer must contain
+        nothing but what it wrote.
+        """
+        if building:
+            return ()
         plain = [(path.lstrip("/"), PlaceKind.PLAIN) for path in self.plain]
-        fixed = [(path.lstrip("/"), PlaceKind.FIXED) for path in self.fixed]
-        return (*plain, *([] if building else fixed))
+        return (*plain, *((path.lstrip("/"), PlaceKind.FIXED) for path in self.fixed))
 
     def mounted(self, ready: tuple[int, ...], *, building: bool) -> tuple[str, ...]:
         """The places of a sandbox that are no overlay, as its first frame says."""

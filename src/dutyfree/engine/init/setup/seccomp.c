@@ -17,6 +17,7 @@
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -48,6 +49,7 @@
 #define MFD_HUGETLB_ 4u
 #define MADV_PAGEOUT_ 21u
 #define FADV_DONTNEED_ 4u
+#define RENAME_WHITEOUT_ 4
 #define RWF_NOWAIT_ 8u
 #define SCHED_RESET_ON_FORK_ 0x40000000u
 #define IOPRIO_LEVEL 0xe004u  /* the class, and whether the level is one of the lower four of eight */
@@ -105,6 +107,13 @@ static const struct rule {
 	{SYS_preadv2, 5, BPF_JSET, RWF_NOWAIT_, ERRNO(EOPNOTSUPP)},
 	/* Would give children the default time slice again (priority.c). */
 	{SYS_sched_setscheduler, 1, BPF_JSET, SCHED_RESET_ON_FORK_, ERRNO(EPERM)},
+	/* Any user may create a whiteout, which is a character device, in a directory that is no overlay (place.c). In
+	 * a layer it would hide files. An overlay refuses both with the same errors. */
+#ifdef SYS_mknod
+	{SYS_mknod, 1, BPF_JSET, S_IFCHR, ERRNO(EPERM)}, /* and S_IFBLK, which has the same bit */
+#endif
+	{SYS_mknodat, 2, BPF_JSET, S_IFCHR, ERRNO(EPERM)},
+	{SYS_renameat2, 4, BPF_JSET, RENAME_WHITEOUT_, ERRNO(EINVAL)},
 	{SYS_seccomp, 0, BPF_JEQ, SECCOMP_SET_MODE_FILTER, SECCOMP_RET_USER_NOTIF},
 	{SYS_prctl, 0, BPF_JEQ, PR_SET_SECCOMP, SECCOMP_RET_USER_NOTIF},
 };
