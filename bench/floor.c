@@ -38,24 +38,6 @@ static struct create spec = {.trees = 2,
 			       .place = {{"workspace", PLACE_PLAIN}, {"tmp", PLACE_PLAIN}}};
 static const char *program;
 
-/* disk.c reports to these. The probe writes no files to disk. */
-int launcher_epoll = -1;
-
-void reply(uint32_t serial, int error, uint32_t value, const void *text, size_t size, const int *fds, int count)
-{
-	(void)serial, (void)error, (void)value, (void)text, (void)size, (void)fds, (void)count;
-}
-
-void refuse(uint32_t serial, int error, const char *step)
-{
-	(void)serial, (void)error, (void)step;
-}
-
-void sandbox_disk_made(uint64_t size, int error, const char *step)
-{
-	(void)size, (void)error, (void)step;
-}
-
 static _Noreturn void die(const char *what)
 {
 	perror(what);
