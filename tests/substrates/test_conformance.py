@@ -25,7 +25,11 @@ SUBSTRATES = [
     "bare",
     pytest.param("native", marks=pytest.mark.native),
     pytest.param("native isolation=none", marks=[pytest.mark.native, ROOT], id="native-none"),
-    pytest.param("native storage=disk", marks=[pytest.mark.native, pytest.mark.slow, ROOT], id="native-disk"),
+    pytest.param(
+        "native storage=disk",
+        marks=[pytest.mark.native, pytest.mark.loop, pytest.mark.slow, ROOT],
+        id="native-disk",
+    ),
     pytest.param("native-cold", marks=pytest.mark.native),
     pytest.param("native-warm", marks=pytest.mark.native),
     pytest.param("docker", marks=pytest.mark.docker),

@@ -21,7 +21,7 @@ from dutyfree.contract.errors import CreateError, ExecError, Unavailable
 from dutyfree.engine.launcher import disk_storage
 from tests.engine import unprivileged
 
-pytestmark = [pytest.mark.native, pytest.mark.root("only root mounts images")]
+pytestmark = [pytest.mark.native, pytest.mark.loop, pytest.mark.root("only root mounts images")]
 
 MIB = 1 << 20
 SMALL = Limits(disk=32 * MIB, memory=256 * MIB)
