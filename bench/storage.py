@@ -119,4 +119,4 @@ async def _memory(name: str, substrate: Any) -> Row:
             await sandbox.exec(TRUE)
             took.append(perf_counter() - begin)
         each = (before - available()) / ALIVE
-    return figure(f"ST5-{name}", f"memory of a sandbox, files in {name}, MB", each / 1e6, took)
+    return figure(f"ST5-{name}", f"memory of a sandbox, storage={name}, MB", each / 1e6, took)
