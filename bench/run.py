@@ -3,7 +3,7 @@
 Both sides run in interleaved rounds, so that other work on the machine affects both. Only ratios have
 targets, apart from a few fixed limits. Writes bench/out/latest.json, a list of {id, what, value, target,
 holds, n, p50, p95}, and prints a table. ``target`` is null if a figure has none. p50 and p95 are seconds of
-the side that is measured.
+the side that is measured. A row may have ``low`` and ``high``, the 95 % interval of the value.
 """
 
 from __future__ import annotations
@@ -156,8 +156,12 @@ def show(rows: list[Row]) -> None:
         mark = {True: "✓", False: "✗", None: ""}[entry["holds"]]
         print(
             f"{entry['id']:12} {entry['what']:52} {entry['value']:9.3f} {target:>7}{mark:2}"
-            f"{entry['p50'] * 1e3:9.3f} {entry['p95'] * 1e3:9.3f} {entry['n']:5}"
+            f"{entry['p50'] * 1e3:9.3f} {entry['p95'] * 1e3:9.3f} {entry['n']:5}{_interval(entry)}"
         )
+
+
+def _interval(entry: Row) -> str:
+    return f"  [{entry['low']:.3f}, {entry['high']:.3f}]" if "low" in entry else ""
 
 
 def show_markdown(rows: list[Row]) -> None:
@@ -166,9 +170,8 @@ def show_markdown(rows: list[Row]) -> None:
         mark = {True: " ✓", False: " ✗", None: ""}[entry["holds"]]
         target = "" if entry["target"] is None else f"{entry['target']:g}{mark}"
         times = f"{entry['p50'] * 1e3:.3f} | {entry['p95'] * 1e3:.3f}"
-        print(
-            f"| {entry['id']} | {entry['what']} | {entry['value']:.4g} | {target} | {times} | {entry['n']} |"
-        )
+        value = f"{entry['value']:.4g}{_interval(entry)}"
+        print(f"| {entry['id']} | {entry['what']} | {value} | {target} | {times} | {entry['n']} |")
 
 
 def main() -> int:

@@ -274,6 +274,20 @@ class TestCautions:
         assert len(found) == len(told)
         assert all(part in text for part, text in zip(told, found, strict=True))
 
+    @pytest.mark.parametrize(
+        ("use", "isolation", "told"),
+        [
+            ("native", "none", True),
+            ("native", "without seccomp", True),
+            ("native", "user, pid and mount namespaces, seccomp", False),
+            ("bare", "none", False),
+        ],
+    )
+    def test_reduced_isolation(self, use, isolation, told):
+        given = {use: facts(use, facts={"isolation": isolation})}
+        made = summarise(records(*cold(use, [1.0] * 3), substrates=given))
+        assert (CautionKind.NOT_ISOLATED in {one.kind for one in made.cautions}) == told
+
     def test_parallel_cells_are_planned_in_whole_batches(self):
         content = records(*cold("bare", [1.0] * 12, parallel=8), study=study(workloads={"T0": 12}))
         assert "only 12 of 16 planned trials ran" in {one.text for one in summarise(content).cautions}
