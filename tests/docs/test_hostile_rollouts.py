@@ -208,8 +208,9 @@ async def test_a_hostile_agent_gets_no_reward_and_no_second_try(
     loop: dict[str, Any], hostile: Callable[[Any], Awaitable[float]]
 ) -> None:
     timeouts = Timeouts(answer=1.5 if hostile is stops_its_init else 20.0)
-    plain = () if hostile is removes_its_directory else None  # a plain directory is a mount point: it stays
-    config = NativeConfig(limits=LIMITS, plain=plain)
+    config = NativeConfig(limits=LIMITS)
+    if hostile is removes_its_directory:  # a plain directory is a mount point: it stays
+        config = NativeConfig(limits=LIMITS, plain=())
     loop["rollout"] = rollout = Counted(hostile)
     with anyio.fail_after(200):
         async with Native(config, timeouts) as substrate, substrate.sandbox() as sandbox:
