@@ -2,58 +2,42 @@
 
 from __future__ import annotations
 
-from dutyfree.analysis.findings import LawPoint
+from typing import NamedTuple
+
+from dutyfree.analysis.findings import ControlRatio, LawPoint, NoiseFloor
 from dutyfree.analysis.model import Caution, Summary
 from dutyfree.analysis.units import UNKNOWN, count, duration, multiple, percent
 from dutyfree.report import phrases
-from dutyfree.report.tables.table import Row, Table, estimate_data, estimate_header, where
+from dutyfree.report.tables.table import Table, estimate, make_table, value, where
 
 
 def law(summary: Summary) -> Table:
-    return Table(
-        name="law",
-        title="The law: T = a + b·n + c·w",
-        caption="The time of a rollout with n actions, whose work takes w on bare. Three numbers for each "
+    return make_table(
+        "law",
+        "The law: T = a + b·n + c·w",
+        "The time of a rollout with n actions, whose work takes w on bare. Three numbers for each "
         "substrate: a is paid once per rollout, b for every action, and c multiplies the time of the work "
         "itself. Brackets are 95 % intervals. The deviation is that of the measured workloads from the law.",
-        header=["substrate", "a, per rollout", "b, per action", "c, times the work", "deviation", "w from"],
-        text_columns=1,
-        marked=1,
-        data_header=[
+        [one for one in summary.laws if one.substrate not in summary.controls],
+        [
+            ("substrate", lambda one: one.substrate),
+            ("a, per rollout", lambda one: phrases.seconds(one.a)),
+            ("b, per action", lambda one: phrases.seconds(one.b)),
+            ("c, times the work", lambda one: phrases.factor(one.c)),
+            ("deviation", lambda one: percent(one.spread)),
+            ("w from", lambda one: one.baseline),
+        ],
+        [
             "substrate",
             "baseline",
-            *estimate_header("a"),
-            *estimate_header("b"),
-            *estimate_header("c"),
+            *map(estimate, "abc"),
             "spread",
             "trials",
-            "workloads",
+            value("workloads", lambda one: len(one.fitted)),
         ],
-        rows=[
-            Row(
-                [
-                    one.substrate,
-                    phrases.seconds(one.a),
-                    phrases.seconds(one.b),
-                    phrases.factor(one.c),
-                    percent(one.spread),
-                    one.baseline,
-                ],
-                [
-                    one.substrate,
-                    one.baseline,
-                    *estimate_data(one.a),
-                    *estimate_data(one.b),
-                    *estimate_data(one.c),
-                    one.spread,
-                    one.trials,
-                    len(one.fitted),
-                ],
-                _cautions(summary, one.substrate),
-            )
-            for one in summary.laws
-            if one.substrate not in summary.controls
-        ],
+        text_columns=1,
+        marked=1,
+        cautions=lambda one: _cautions(summary, one.substrate),
         absent="There is no law: it needs bare, and at least three workloads of different lengths.",
     )
 
@@ -63,55 +47,38 @@ def _cautions(summary: Summary, label: str) -> list[Caution]:
     return [one for one in summary.cautions if one.substrate == label and one.workload is None]
 
 
+class _Prediction(NamedTuple):
+    substrate: str
+    point: LawPoint
+
+
 def predictions(summary: Summary) -> Table:
     """Only of workloads that the plan holds out."""
-    return Table(
-        name="predictions",
-        title="Predicted by the law",
-        caption="Workloads that the fit did not use. The error is predicted ÷ measured, minus 1.",
-        header=["workload", "substrate", "actions", "work on bare", "measured, p50", "predicted", "error"],
-        text_columns=2,
-        marked=6,
-        data_header=[
-            "workload",
-            "substrate",
-            "actions",
-            "work",
-            "trials",
-            *estimate_header("measured"),
-            *estimate_header("predicted"),
-            *estimate_header("error"),
-        ],
-        rows=[
-            _prediction(one.substrate, point)
+    return make_table(
+        "predictions",
+        "Predicted by the law",
+        "Workloads that the fit did not use. The error is predicted ÷ measured, minus 1.",
+        [
+            _Prediction(one.substrate, point)
             for one in summary.laws
             if one.substrate not in summary.controls
             for point in one.predictions
         ],
-    )
-
-
-def _prediction(substrate: str, point: LawPoint) -> Row:
-    return Row(
         [
-            point.workload,
-            substrate,
-            count(point.actions),
-            duration(point.work),
-            phrases.seconds(point.measured),
-            phrases.seconds(point.predicted),
-            phrases.rate(point.error),
+            ("workload", lambda row: row.point.workload),
+            ("substrate", lambda row: row.substrate),
+            ("actions", lambda row: count(row.point.actions)),
+            ("work on bare", lambda row: duration(row.point.work)),
+            ("measured, p50", lambda row: phrases.seconds(row.point.measured)),
+            ("predicted", lambda row: phrases.seconds(row.point.predicted)),
+            ("error", lambda row: phrases.rate(row.point.error)),
         ],
         [
-            point.workload,
-            substrate,
-            point.actions,
-            point.work,
-            point.trials,
-            *estimate_data(point.measured),
-            *estimate_data(point.predicted),
-            *estimate_data(point.error),
+            *("point.workload", "substrate", "point.actions", "point.work", "point.trials"),
+            *map(estimate, ("point.measured", "point.predicted", "point.error")),
         ],
+        text_columns=2,
+        marked=6,
     )
 
 
@@ -122,35 +89,29 @@ METRICS = {
 }
 
 
+class _Noise(NamedTuple):
+    floor: NoiseFloor
+    ratio: ControlRatio
+
+
 def noise_floor(summary: Summary) -> Table:
-    return Table(
-        name="noise_floor",
-        title="The A/A control",
-        caption="The same substrate under two labels, in the same rounds: p50 of the one ÷ p50 of the other. "
+    return make_table(
+        "noise_floor",
+        "The A/A control",
+        "The same substrate under two labels, in the same rounds: p50 of the one ÷ p50 of the other. "
         "Without noise every ratio would be 1.",
-        header=["metric", "workload", "labels", "ratio"],
+        [_Noise(floor, one) for floor in summary.noise_floor for one in floor.by_workload],
+        [
+            ("metric", lambda row: METRICS[row.floor.metric]),
+            ("workload", lambda row: where(row.ratio.workload, row.ratio.parallel)),
+            ("labels", lambda row: f"{row.floor.twin} ÷ {row.floor.substrate}"),
+            ("ratio", lambda row: multiple(row.ratio.ratio)),
+        ],
+        [
+            *("floor.metric", "ratio.workload", "ratio.parallel", "floor.substrate", "floor.twin"),
+            estimate("ratio.ratio"),
+        ],
         text_columns=3,
         marked=3,
-        data_header=["metric", "workload", "parallel", "substrate", "twin", *estimate_header("ratio")],
-        rows=[
-            Row(
-                [
-                    METRICS[floor.metric],
-                    where(one.workload, one.parallel),
-                    f"{floor.twin} ÷ {floor.substrate}",
-                    multiple(one.ratio),
-                ],
-                [
-                    floor.metric,
-                    one.workload,
-                    one.parallel,
-                    floor.substrate,
-                    floor.twin,
-                    *estimate_data(one.ratio),
-                ],
-            )
-            for floor in summary.noise_floor
-            for one in floor.by_workload
-        ],
         absent=UNKNOWN,
     )

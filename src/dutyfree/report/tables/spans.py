@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 from dutyfree.analysis.model import Cell, Period, SpanBreakdown, Summary
 from dutyfree.analysis.statistics import Quantity
 from dutyfree.analysis.units import UNKNOWN, count, duration, percent
-from dutyfree.report import phrases
 from dutyfree.report.tables.table import (
-    Row,
+    KEY,
+    DataColumns,
     Table,
     lone_cells,
+    make_table,
     middle_cautions,
-    quantity_data,
-    quantity_header,
+    p50,
+    quantity,
 )
+
+Part: TypeAlias = Callable[[SpanBreakdown], Quantity | None]
 
 _ORDER = ("queue", "create", "start", "dispatch", "spawn", "run", "collect", "return")
 """Order of the columns, as things happen. Spans with other names follow."""
@@ -32,75 +37,70 @@ _DOCKER = (
 )
 
 
+class _Opened(NamedTuple):
+    """A cell, and what is inside one of its periods."""
+
+    cell: Cell
+    stretch: Period
+    inner: SpanBreakdown
+
+
 def inside_action(summary: Summary) -> Table:
     found = [(cell, *_action(cell)) for cell in lone_cells(summary, summary.workloads)]
-    opened = [(cell, name, inner) for cell, name, inner in found if inner]
-    names = _names(inner for _, _, inner in opened)
-    return Table(
-        name="inside_action",
-        title="Inside an action",
-        caption=" ".join([_CAPTION, *([_DOCKER] if _uses_docker(summary) else [])]),
-        header=[
-            "workload",
-            "substrate",
-            "action",
-            *names,
-            "unattributed",
-            "n",
-            "without spans",
-            "p50 of those",
+    opened = [_Opened(cell, name, inner) for cell, name, inner in found if inner]
+    names = _names(one.inner for one in opened)
+    return make_table(
+        "inside_action",
+        "Inside an action",
+        " ".join([_CAPTION, *([_DOCKER] if _uses_docker(summary) else [])]),
+        opened,
+        [
+            ("workload", _workload),
+            ("substrate", lambda one: one.cell.substrate),
+            *((title, partial(_p50, get=get)) for title, get in _parts("action", names)),
+            ("n", lambda one: count(one.inner.told)),
+            ("without spans", lambda one: _silent(one.inner)),
+            ("p50 of those", lambda one: _p50(one, lambda inner: inner.silent_seconds)),
         ],
+        [*(f"cell.{name}" for name in KEY), "stretch", *_data(names)],
         text_columns=2,
         marked=2,
-        data_header=["workload", "substrate", "parallel", "stretch", *_data_header(names)],
-        rows=[
-            Row(
-                [
-                    cell.workload if stretch == "action" else f"{cell.workload}, first command",
-                    cell.substrate,
-                    *(_p50(part) for part in _parts(inner, names)),
-                    count(inner.told),
-                    percent(inner.silent / (inner.told + inner.silent)) if inner.silent else UNKNOWN,
-                    _p50(inner.silent_seconds),
-                ],
-                [*cell.key, stretch, *_data(inner, names)],
-                middle_cautions(summary, cell.key),
-            )
-            for cell, stretch, inner in opened
-        ],
+        cautions=lambda one: middle_cautions(summary, one.cell.key),
         absent="No trial with actions succeeded.",
     )
 
 
 def inside_creation(summary: Summary) -> Table:
     cells = lone_cells(summary, summary.workloads)
-    opened = [(cell, inner) for cell in cells if (inner := cell.inner.get("creation"))]
-    names = _names(inner for _, inner in opened)
-    return Table(
-        name="inside_creation",
-        title="Inside the creation",
-        caption="p50 of the time from the request until the caller has the sandbox, of each span that the "
+    opened = [_Opened(cell, "creation", inner) for cell in cells if (inner := cell.inner.get("creation"))]
+    names = _names(one.inner for one in opened)
+    return make_table(
+        "inside_creation",
+        "Inside the creation",
+        "p50 of the time from the request until the caller has the sandbox, of each span that the "
         "substrate reports inside it, and of the unattributed rest. p50s do not add up. A creation without "
         "spans is completely unattributed.",
-        header=["workload", "substrate", "creation", *names, "unattributed", "n"],
+        opened,
+        [
+            ("workload", lambda one: one.cell.workload),
+            ("substrate", lambda one: one.cell.substrate),
+            *((title, partial(_with_interval, get=get)) for title, get in _parts("creation", names)),
+            ("n", lambda one: count(one.inner.told or one.inner.silent)),
+        ],
+        [*(f"cell.{name}" for name in KEY), *_data(names)],
         text_columns=2,
         marked=2,
-        data_header=["workload", "substrate", "parallel", *_data_header(names)],
-        rows=[
-            Row(
-                [
-                    cell.workload,
-                    cell.substrate,
-                    *(_with_interval(part) for part in _parts(inner, names)),
-                    count(inner.told or inner.silent),
-                ],
-                [*cell.key, *_data(inner, names)],
-                middle_cautions(summary, cell.key),
-            )
-            for cell, inner in opened
-        ],
+        cautions=lambda one: middle_cautions(summary, one.cell.key),
         absent="No trial succeeded.",
     )
+
+
+def _workload(one: _Opened) -> str:
+    return one.cell.workload if one.stretch == "action" else f"{one.cell.workload}, first command"
+
+
+def _silent(inner: SpanBreakdown) -> str:
+    return percent(inner.silent / (inner.told + inner.silent)) if inner.silent else UNKNOWN
 
 
 def _uses_docker(summary: Summary) -> bool:
@@ -118,27 +118,32 @@ def _names(found: Iterable[SpanBreakdown]) -> list[str]:
     return sorted(names, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
 
 
-def _parts(inner: SpanBreakdown, names: Iterable[str]) -> list[Quantity | None]:
+def _parts(whole: str, names: Iterable[str]) -> list[tuple[str, Part]]:
     """The whole, its spans and the rest. Without any span, the rest is the whole."""
-    if not inner.told:
-        return [inner.silent_seconds, *(None for _ in names), inner.silent_seconds]
-    return [inner.seconds, *(inner.spans.get(name) for name in names), inner.unattributed]
+    return [
+        (whole, lambda inner: inner.seconds if inner.told else inner.silent_seconds),
+        *((name, partial(_span, name=name)) for name in names),
+        ("unattributed", lambda inner: inner.unattributed if inner.told else inner.silent_seconds),
+    ]
 
 
-def _p50(quantity: Quantity | None) -> str:
-    return UNKNOWN if quantity is None else duration(quantity.p50.value)
+def _span(inner: SpanBreakdown, name: str) -> Quantity | None:
+    return inner.spans.get(name) if inner.told else None
 
 
-def _with_interval(quantity: Quantity | None) -> str:
-    return phrases.seconds(quantity.p50 if quantity else None)
+def _p50(one: _Opened, get: Part) -> str:
+    found = get(one.inner)
+    return UNKNOWN if found is None else duration(found.p50.value)
 
 
-def _data_header(names: Iterable[str]) -> list[str]:
-    columns = ("seconds", *(f"span_{name}" for name in names), "unattributed", "silent_seconds")
-    return ["told", "silent", *(title for column in columns for title in quantity_header(column))]
+def _with_interval(one: _Opened, get: Part) -> str:
+    return p50(get(one.inner))
 
 
-def _data(inner: SpanBreakdown, names: Iterable[str]) -> list[float | None]:
-    parts = (inner.seconds, *(inner.spans.get(name) for name in names), inner.unattributed)
-    values = [value for part in (*parts, inner.silent_seconds) for value in quantity_data(part)]
-    return [inner.told, inner.silent, *values]
+def _data(names: Iterable[str]) -> list[str | DataColumns]:
+    rest = map(quantity, ("inner.unattributed", "inner.silent_seconds"))
+    return ["inner.told", "inner.silent", quantity("inner.seconds"), *map(_span_data, names), *rest]
+
+
+def _span_data(name: str) -> DataColumns:
+    return quantity(f"span_{name}", lambda one: one.inner.spans.get(name))

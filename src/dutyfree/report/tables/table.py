@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from dutyfree.analysis.model import Caution, CautionKind, Cell, Summary
 from dutyfree.analysis.statistics import Estimate, Quantity
-from dutyfree.analysis.units import UNKNOWN, csv_cell
+from dutyfree.analysis.units import csv_cell
 from dutyfree.report import phrases
+
+R = TypeVar("R")
+
+KEY = ("workload", "substrate", "parallel")
+"""The columns that name a cell."""
 
 DIVISION = frozenset({CautionKind.STAND_IN, CautionKind.UNDIVIDED})
 """Cautions that concern the decomposition only."""
@@ -25,7 +31,7 @@ class Row(msgspec.Struct, frozen=True):
     cautions: list[Caution] = []
 
 
-class Table(msgspec.Struct, frozen=True):
+class Table(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The name of the CSV file."""
     title: str
@@ -48,6 +54,72 @@ class Table(msgspec.Struct, frozen=True):
         return buffer.getvalue().encode()
 
 
+class DataColumns(NamedTuple):
+    """Columns of the CSV file that show one value of a row."""
+
+    names: list[str]
+    values: Callable[[Any], Iterable[Any]]
+
+
+def make_table(
+    name: str,
+    title: str,
+    caption: str,
+    rows: Iterable[R],
+    shown: Sequence[tuple[str, Callable[[R], str]]],
+    data: Sequence[str | DataColumns],
+    *,
+    text_columns: int,
+    marked: int,
+    cautions: Callable[[R], list[Caution]] = lambda _: [],
+    absent: str = "",
+) -> Table:
+    """A table with a row for each of ``rows``.
+
+    ``shown`` are the columns of the report: the title, and the text of a row. ``data`` are those of the CSV
+    file; a plain name is an attribute of a row.
+    """
+    columns = [value(one) if isinstance(one, str) else one for one in data]
+    return Table(
+        name=name,
+        title=title,
+        caption=caption,
+        header=[title for title, _ in shown],
+        text_columns=text_columns,
+        marked=marked,
+        data_header=[name for column in columns for name in column.names],
+        rows=[
+            Row(
+                [text(row) for _, text in shown],
+                [found for column in columns for found in column.values(row)],
+                cautions(row),
+            )
+            for row in rows
+        ],
+        absent=absent,
+    )
+
+
+def value(name: str, get: Callable[[Any], Any] | None = None) -> DataColumns:
+    """One column. Without ``get``, ``name`` is the path of an attribute, such as ``point.work``."""
+    get = get or attrgetter(name)
+    return DataColumns([_last(name)], lambda row: [get(row)])
+
+
+def estimate(name: str, get: Callable[[Any], Estimate | None] | None = None) -> DataColumns:
+    get = get or attrgetter(name)
+    return DataColumns(estimate_header(_last(name)), lambda row: estimate_data(get(row)))
+
+
+def quantity(name: str, get: Callable[[Any], Quantity | None] | None = None) -> DataColumns:
+    get = get or attrgetter(name)
+    return DataColumns(quantity_header(_last(name)), lambda row: quantity_data(get(row)))
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
 def where(workload: str, parallel: int) -> str:
     return workload if parallel == 1 else f"{workload}, {parallel} at once"
 
@@ -67,10 +139,12 @@ def middle_cautions(summary: Summary, key: tuple[str, str, int]) -> list[Caution
     return [caution for caution in summary.cautions_on(*key) if caution.kind not in without]
 
 
-def p50_p95(quantity: Quantity | None) -> list[str]:
-    if quantity is None:
-        return [UNKNOWN, UNKNOWN]
-    return [phrases.seconds(quantity.p50), phrases.seconds(quantity.p95)]
+def p50(quantity: Quantity | None) -> str:
+    return phrases.seconds(quantity.p50 if quantity else None)
+
+
+def p95(quantity: Quantity | None) -> str:
+    return phrases.seconds(quantity.p95 if quantity else None)
 
 
 def estimate_header(name: str) -> list[str]:
@@ -82,20 +156,12 @@ def estimate_data(estimate: Estimate | None) -> list[float | None]:
 
 
 def quantity_header(name: str) -> list[str]:
-    return [
-        *estimate_header(f"{name}_p50"),
-        *estimate_header(f"{name}_p95"),
-        *estimate_header(f"{name}_mean"),
-        f"{name}_sd",
-    ]
+    names = [title for what in ("p50", "p95", "mean") for title in estimate_header(f"{name}_{what}")]
+    return [*names, f"{name}_sd"]
 
 
-def quantity_data(quantity: Quantity | None) -> list[float | None]:
-    if quantity is None:
+def quantity_data(found: Quantity | None) -> list[float | None]:
+    if found is None:
         return [None] * 10
-    return [
-        *estimate_data(quantity.p50),
-        *estimate_data(quantity.p95),
-        *estimate_data(quantity.mean),
-        quantity.sd,
-    ]
+    estimates = (found.p50, found.p95, found.mean)
+    return [*(number for one in estimates for number in estimate_data(one)), found.sd]

@@ -2,88 +2,88 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import NamedTuple
+
 from dutyfree.analysis.findings import Tail, Wait
 from dutyfree.analysis.model import Cell, Summary
+from dutyfree.analysis.statistics import Estimate, Quantity
 from dutyfree.analysis.units import UNKNOWN, duration
 from dutyfree.report import phrases
 from dutyfree.report.tables.table import (
-    Row,
+    KEY,
+    DataColumns,
     Table,
     cautions_on,
+    estimate,
     estimate_data,
     estimate_header,
-    p50_p95,
-    quantity_data,
-    quantity_header,
+    make_table,
+    p50,
+    p95,
+    quantity,
     where,
 )
 
 GROUPS = (8, 64, 512)
 
 
+class _TailRow(NamedTuple):
+    cell: Cell
+    total: Quantity
+    p99: Estimate | None
+    waits: dict[int, Wait]
+
+
 def distribution(summary: Summary) -> Table:
     tails = {(tail.workload, tail.substrate, tail.parallel): tail for tail in summary.tails}
-    return Table(
-        name="distribution",
-        title="Mean, spread and tail of the whole rollout",
-        caption="SD is the standard deviation. The last columns are the expected time of the slowest of 8, "
+    return make_table(
+        "distribution",
+        "Mean, spread and tail of the whole rollout",
+        "SD is the standard deviation. The last columns are the expected time of the slowest of 8, "
         "64 and 512 rollouts: what a synchronous training step waits for. ≥ means that there are too few "
         "trials, so the true value may be larger.",
-        header=[
-            "workload",
-            "substrate",
-            "mean",
-            "SD",
-            "p50",
-            "p95",
-            "p99",
-            *(f"slowest of {n}" for n in GROUPS),
-            "n",
+        [_row(cell, cell.total, tails.get(cell.key)) for cell in summary.cells if cell.total],
+        [
+            ("workload", lambda row: where(row.cell.workload, row.cell.parallel)),
+            ("substrate", lambda row: row.cell.substrate),
+            ("mean", lambda row: phrases.seconds(row.total.mean)),
+            ("SD", lambda row: UNKNOWN if row.total.sd is None else duration(row.total.sd)),
+            ("p50", lambda row: p50(row.total)),
+            ("p95", lambda row: p95(row.total)),
+            ("p99", lambda row: phrases.seconds(row.p99)),
+            *((f"slowest of {n}", partial(_wait, rollouts=n)) for n in GROUPS),
+            ("n", lambda row: str(row.total.n)),
+        ],
+        [
+            *(f"cell.{name}" for name in KEY),
+            quantity("total"),
+            estimate("p99"),
+            *map(_wait_data, GROUPS),
         ],
         text_columns=2,
         marked=2,
-        data_header=[
-            "workload",
-            "substrate",
-            "parallel",
-            *quantity_header("total"),
-            *estimate_header("p99"),
-            *(title for n in GROUPS for title in (*estimate_header(f"slowest_of_{n}"), f"at_least_{n}")),
-        ],
-        rows=[_row(summary, cell, tails.get(cell.key)) for cell in summary.cells if cell.total],
+        cautions=lambda row: cautions_on(summary, row.cell, division=False),
         absent="No trial succeeded.",
     )
 
 
-def _row(summary: Summary, cell: Cell, tail: Tail | None) -> Row:
-    assert cell.total is not None
-    waits = {wait.rollouts: wait for wait in tail.waits} if tail else {}
-    return Row(
-        [
-            where(cell.workload, cell.parallel),
-            cell.substrate,
-            phrases.seconds(cell.total.mean),
-            UNKNOWN if cell.total.sd is None else duration(cell.total.sd),
-            *p50_p95(cell.total),
-            phrases.seconds(tail.p99 if tail else None),
-            *(_wait(waits.get(n)) for n in GROUPS),
-            str(cell.total.n),
-        ],
-        [
-            *cell.key,
-            *quantity_data(cell.total),
-            *estimate_data(tail.p99 if tail else None),
-            *(value for n in GROUPS for value in _wait_data(waits.get(n))),
-        ],
-        cautions_on(summary, cell, division=False),
-    )
+def _row(cell: Cell, total: Quantity, tail: Tail | None) -> _TailRow:
+    if tail is None:
+        return _TailRow(cell, total, None, {})
+    return _TailRow(cell, total, tail.p99, {wait.rollouts: wait for wait in tail.waits})
 
 
-def _wait(wait: Wait | None) -> str:
+def _wait(row: _TailRow, rollouts: int) -> str:
+    wait = row.waits.get(rollouts)
     if wait is None:
         return UNKNOWN
     return f"≥ {duration(wait.seconds.value)}" if wait.at_least else phrases.seconds(wait.seconds)
 
 
-def _wait_data(wait: Wait | None) -> list[float | bool | None]:
-    return [None] * 4 if wait is None else [*estimate_data(wait.seconds), wait.at_least]
+def _wait_data(rollouts: int) -> DataColumns:
+    def values(row: _TailRow) -> list[float | bool | None]:
+        wait = row.waits.get(rollouts)
+        return [None] * 4 if wait is None else [*estimate_data(wait.seconds), wait.at_least]
+
+    return DataColumns([*estimate_header(f"slowest_of_{rollouts}"), f"at_least_{rollouts}"], values)
