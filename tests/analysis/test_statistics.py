@@ -136,8 +136,8 @@ def test_the_judgement_of_runs_is_that_of_welch(a, b):
     assert found.ratio is not None
     assert found.p == pytest.approx(wanted.pvalue, abs=1e-9)
     low, high = bounds(found.ratio)
-    interval = wanted.confidence_interval(statistics.RUN_LEVEL)
-    assert (np.log(low), np.log(high)) == pytest.approx((interval.low, interval.high), abs=1e-6)
+    interval = np.clip(wanted.confidence_interval(statistics.RUN_LEVEL), -700, 700)  # what a float can hold
+    assert (np.log(low), np.log(high)) == pytest.approx(tuple(interval), abs=1e-6)
 
 
 @pytest.mark.parametrize(("a", "b"), [([1.0], [2.0]), ([1.0], [2.0, 3.0]), ([1.0, 1.0], [2.0, 2.0])])

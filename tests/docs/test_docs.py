@@ -80,7 +80,8 @@ def test_commands_and_options_exist(name):
                 assert word in known, f"{name} shows {word} in: dutyfree {line}"
 
 
-SOURCES = sorted([*ROOT.glob("src/**/*.py"), *ROOT.glob("examples/**/*.py"), *ROOT.glob("scripts/*"), *PAGES])
+SCRIPTS = [path for path in ROOT.glob("scripts/*") if path.is_file()]
+SOURCES = sorted([*ROOT.glob("src/**/*.py"), *ROOT.glob("examples/**/*.py"), *SCRIPTS, *PAGES])
 
 
 def test_what_is_on_no_index_is_installed_from_a_clone():

@@ -11,7 +11,7 @@ import numpy as np
 from dutyfree.analysis.cells import METRICS, Key, Sample
 from dutyfree.analysis.findings import ControlRatio, Metric, NoiseFloor
 from dutyfree.analysis.rounds import LEAST_ROUNDS, Rounds, log_ratios, round_of, with_interval
-from dutyfree.analysis.statistics import Estimate
+from dutyfree.analysis.statistics import Estimate, ratio_of_logs
 
 Cells = dict[tuple[str, int], float]
 
@@ -98,4 +98,4 @@ def _overall(
     interval, _ = with_interval(value, means, count)
     assert interval.low is not None
     assert interval.high is not None
-    return Estimate(math.exp(value), math.exp(interval.low), math.exp(interval.high))
+    return ratio_of_logs(value, interval.low, interval.high)

@@ -25,6 +25,8 @@ RUN_LEVEL = 0.99
 """For comparisons of runs. They serve as alarms, and one that is wrong once in twenty times is ignored."""
 RESAMPLES = 4000
 SEED = 0x7A11
+LARGEST_LOG = 700.0
+"""Ends of intervals of ratios are cut here: a few runs that differ widely give more than a float can hold."""
 MOST_PAIRS = 1000
 """More pairs are joined into blocks of neighbours: Walsh averages grow with the square."""
 
@@ -81,6 +83,13 @@ class Judgement(msgspec.Struct, frozen=True):
     """Of the two-sided test; None if no outcome could be significant."""
     least_p: float
     """The smallest p that samples of these sizes can give."""
+
+
+def ratio_of_logs(value: float, low: float, high: float) -> Estimate:
+    """The estimate of a ratio from that of its logarithm."""
+    return Estimate(
+        math.exp(value), *(math.exp(min(max(end, -LARGEST_LOG), LARGEST_LOG)) for end in (low, high))
+    )
 
 
 def as_sample(values: Sequence[float] | Floats) -> Floats:
@@ -203,7 +212,7 @@ def judge_runs(values: Sequence[float] | Floats, base: Sequence[float] | Floats)
     freedom = sum(parts) ** 2 / (parts[0] ** 2 / (a.size - 1) + parts[1] ** 2 / (b.size - 1))
     reach = error * float(stats.t.ppf((1 + RUN_LEVEL) / 2, freedom))
     p = 2 * float(stats.t.sf(abs(shift) / error, freedom))
-    return Judgement(Estimate(math.exp(shift), math.exp(shift - reach), math.exp(shift + reach)), p, 0.0)
+    return Judgement(ratio_of_logs(shift, shift - reach, shift + reach), p, 0.0)
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:
