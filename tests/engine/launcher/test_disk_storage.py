@@ -164,6 +164,41 @@ async def test_nothing_is_left_after_a_kill(victim: str, cache: Path, tmp_path: 
     await no_images_left(cache)
 
 
+async def unmounter(native: Any) -> int:
+    """The pid of the launcher's helper that unmounts images. It may be about to take its name."""
+    launcher = native.node.launcher.pid
+
+    def find() -> int | None:
+        for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{child}/comm").read_text() == "dutyfree-umount\n":
+                    return int(child)
+        return None
+
+    with anyio.fail_after(60):
+        while (found := await anyio.to_thread.run_sync(find)) is None:  # noqa: ASYNC110 (nothing tells)
+            await anyio.sleep(0.02)
+    return found
+
+
+async def test_a_slow_unmount_blocks_nothing(cache: Path) -> None:
+    native: Any
+    async with dutyfree.open("native", storage="disk", ready=0, limits={"disk": 4 * MIB}) as native:
+        async with native.sandbox():
+            pass
+        helper = await unmounter(native)
+        os.kill(helper, signal.SIGSTOP)  # as one that waits for a slow disk
+        try:
+            for turn in range(12):  # more than its socket holds
+                async with native.sandbox() as sandbox:
+                    await sandbox.write("file", b"1")
+                    assert await out(sandbox, f"cat file; echo {turn}") == f"1{turn}\n"
+            assert len(images(cache)) >= 12
+        finally:
+            os.kill(helper, signal.SIGCONT)
+    await no_images_left(cache)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache on a file system of 320 MiB."""
@@ -204,6 +239,39 @@ async def test_a_full_disk_refuses_new_sandboxes_and_loses_no_write(small_disk: 
         for _ in range(12):  # each waits for the space that the one before gives back
             async with native.sandbox() as sandbox:
                 assert await out(sandbox, "head -c 30M /dev/zero > f; echo done") == "done\n"
+
+
+async def test_a_request_that_waits_for_space_survives_the_death_of_the_helper(small_disk: Path) -> None:
+    native: Any
+    limits = Limits(disk=48 * MIB)
+    async with dutyfree.open("native", storage="disk", ready=0, limits=limits) as native:
+        async with native.sandbox():
+            pass
+        helper = await unmounter(native)
+        os.kill(helper, signal.SIGSTOP)
+
+        async def create() -> None:
+            async with native.sandbox() as sandbox:
+                assert await out(sandbox, "echo done") == "done\n"
+
+        async def kill_when_full() -> None:
+            def room() -> int:
+                found = os.statvfs(small_disk)
+                return (found.f_bavail - found.f_blocks // 20) * found.f_frsize
+
+            while await anyio.to_thread.run_sync(room) > disk_storage.image_size(48 * MIB):  # noqa: ASYNC110 (nothing tells)
+                await anyio.sleep(0.02)
+            await anyio.sleep(0.2)  # the next request probably waits now; if not, the test is only less sharp
+            os.kill(helper, signal.SIGKILL)
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as group:
+                group.start_soon(kill_when_full)
+                created = 0
+                while created < 8:  # more than fit
+                    with contextlib.suppress(CreateError):  # until the kernel has freed the space
+                        await create()
+                        created += 1
 
 
 async def test_without_room_for_one_sandbox_it_cannot_be_opened(small_disk: Path) -> None:

@@ -111,7 +111,8 @@ int open_no_magiclinks(int dir, const char *path, int flags, mode_t mode, uint64
 	return fd < 0 ? -errno : (int)fd;
 }
 
-int send_message(int socket, const void *a, size_t a_size, const void *b, size_t b_size, const int *fds, int count)
+static int send_parts(int socket, const void *a, size_t a_size, const void *b, size_t b_size, const int *fds, int count,
+		      int flags)
 {
 	union {
 		struct cmsghdr align;
@@ -130,10 +131,20 @@ int send_message(int socket, const void *a, size_t a_size, const void *b, size_t
 		header->cmsg_len = CMSG_LEN((size_t)count * sizeof(int));
 		memcpy(CMSG_DATA(header), fds, (size_t)count * sizeof(int));
 	}
-	while (sendmsg(socket, &message, MSG_NOSIGNAL) < 0)
+	while (sendmsg(socket, &message, MSG_NOSIGNAL | flags) < 0)
 		if (errno != EINTR)
 			return -errno;
 	return 0;
+}
+
+int send_message(int socket, const void *a, size_t a_size, const void *b, size_t b_size, const int *fds, int count)
+{
+	return send_parts(socket, a, a_size, b, b_size, fds, count, 0);
+}
+
+int send_message_now(int socket, const void *data, size_t size, int fd)
+{
+	return send_parts(socket, data, size, NULL, 0, &fd, 1, MSG_DONTWAIT);
 }
 
 ssize_t receive_message(int socket, void *data, size_t size, int flags, int *fds, size_t room, size_t *count)

@@ -33,6 +33,8 @@ int open_no_magiclinks(int dir, const char *path, int flags, mode_t mode, uint64
 
 /* Send one message with up to MESSAGE_FDS descriptors (SCM_RIGHTS): 0 or -errno. */
 int send_message(int socket, const void *a, size_t a_size, const void *b, size_t b_size, const int *fds, int count);
+/* Without waiting: -EAGAIN if the socket has no room. */
+int send_message_now(int socket, const void *data, size_t size, int fd);
 
 /* Receive one message, and at most `room` ≤ MESSAGE_FDS descriptors, which are close-on-exec. Returns as recvmsg does. */
 ssize_t receive_message(int socket, void *data, size_t size, int flags, int *fds, size_t room, size_t *count);

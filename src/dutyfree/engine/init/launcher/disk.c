@@ -52,6 +52,12 @@ static bool ready_failed;  /* the last image that no request waited for */
 static unsigned disposals; /* that the disposer has not finished */
 static bool starved;       /* the disk was full: wait until the disposer has freed space */
 
+/* What waits for room in the disposer's socket, the first one first. A slow disk must not block the launcher. */
+static struct disposal {
+	struct disposal *next;
+	int mount, kind;
+} *queued, **queued_end = &queued;
+
 /* --- Make an image ------------------------------------------------------------------------------- */
 
 static const char *const steps[] = {
@@ -237,10 +243,12 @@ uint64_t disk_copy_size(uint64_t most, const struct snapshot_usage *usage)
 
 /* --- Helper processes ---------------------------------------------------------------------------- */
 
+enum { ORDER_UNMOUNT, ORDER_REMOVE, ORDER_TRIM };
+
 /* To a helper, with a template or a mount. */
 struct order {
 	uint64_t size; /* of the image to make; 0: unmount */
-	enum { ORDER_UNMOUNT, ORDER_REMOVE, ORDER_TRIM } kind;
+	int kind;
 };
 
 #define REMOVE_DEPTH 64 /* a sandbox can nest directories without end; those below this depth are written and unmounted */
@@ -526,16 +534,85 @@ bool disk_is_image(int mount, struct snapshot_usage *empty)
 	return is;
 }
 
-static void send_to_disposer(const struct order *order, int mount)
+static void watch_disposer(int operation, uint32_t events)
 {
-	if (disposer < 0)
-		disposer = start_helper("dutyfree-umount");
-	if (disposer >= 0 && send_message(disposer, order, sizeof *order, NULL, 0, &mount, 1) == 0) {
-		disposals++;
-		return;
-	}
-	close_fd(&disposer); /* it has died: the kernel writes and unmounts */
+	struct epoll_event event = {.events = events, .data.u64 = DISPOSER_EVENT};
+
+	epoll_ctl(launcher_epoll, operation, disposer, &event);
+}
+
+/* It has died, and the kernel unmounts what it had. */
+static void lose_disposer(void)
+{
+	watch_disposer(EPOLL_CTL_DEL, 0);
+	close_fd(&disposer);
 	disposals = 0;
+	if (starved) {
+		starved = false;
+		disk_prepare();
+	}
+}
+
+/* 0, -EAGAIN if it must wait, or -errno: then the caller closes the mount, and the kernel writes and unmounts. */
+static int try_disposer(int kind, int mount)
+{
+	const struct order order = {.kind = kind};
+
+	if (disposer < 0) {
+		disposer = start_helper("dutyfree-umount");
+		if (disposer < 0)
+			return disposer;
+		/* A few are enough there. More wait here, where a descriptor in transit counts for nobody. */
+		setsockopt(disposer, SOL_SOCKET, SO_SNDBUF, &(int){1}, sizeof(int));
+		watch_disposer(EPOLL_CTL_ADD, EPOLLIN);
+	}
+	int error = send_message_now(disposer, &order, sizeof order, mount);
+	if (!error)
+		disposals++;
+	else if (error != -EAGAIN)
+		lose_disposer();
+	return error;
+}
+
+static int queue_disposal(int kind, int mount)
+{
+	struct disposal *disposal = malloc(sizeof *disposal);
+	int own = disposal ? fcntl(mount, F_DUPFD_CLOEXEC, 3) : -1;
+
+	if (own < 0) {
+		free(disposal);
+		return -ENOMEM;
+	}
+	*disposal = (struct disposal){.mount = own, .kind = kind};
+	*queued_end = disposal;
+	queued_end = &disposal->next;
+	watch_disposer(EPOLL_CTL_MOD, EPOLLIN | EPOLLOUT);
+	return 0;
+}
+
+static void send_to_disposer(int kind, int mount)
+{
+	if (queued || try_disposer(kind, mount) == -EAGAIN)
+		queue_disposal(kind, mount);
+}
+
+void disk_send_disposals(void)
+{
+	char nothing;
+
+	/* It never writes: what can be read is its end. */
+	if (disposer >= 0 && recv(disposer, &nothing, sizeof nothing, MSG_DONTWAIT) == 0)
+		lose_disposer();
+	for (struct disposal *first; (first = queued); free(first)) {
+		if (try_disposer(first->kind, first->mount) == -EAGAIN)
+			return;
+		queued = first->next;
+		if (!queued)
+			queued_end = &queued;
+		close(first->mount);
+	}
+	if (disposer >= 0)
+		watch_disposer(EPOLL_CTL_MOD, EPOLLIN);
 }
 
 void disk_disposed(void)
@@ -552,30 +629,26 @@ void disk_disposed(void)
 
 void disk_dispose(int *mount, bool unused)
 {
-	const struct order order = {.kind = unused ? ORDER_REMOVE : ORDER_UNMOUNT};
 	struct snapshot_usage empty;
 
 	if (*mount >= 0 && disk_is_image(*mount, &empty))
-		send_to_disposer(&order, *mount);
+		send_to_disposer(unused ? ORDER_REMOVE : ORDER_UNMOUNT, *mount);
 	close_fd(mount);
 }
 
 void disk_dispose_overlay(int *overlay)
 {
-	const struct order order = {.kind = ORDER_UNMOUNT};
-
 	if (*overlay >= 0)
-		send_to_disposer(&order, *overlay);
+		send_to_disposer(ORDER_UNMOUNT, *overlay);
 	close_fd(overlay);
 }
 
 void disk_trim(int mount)
 {
-	const struct order order = {.kind = ORDER_TRIM};
 	struct snapshot_usage empty;
 
 	if (disk_is_image(mount, &empty))
-		send_to_disposer(&order, mount);
+		send_to_disposer(ORDER_TRIM, mount);
 }
 
 void disk_close(void)
@@ -584,5 +657,11 @@ void disk_close(void)
 		while (template->ready_count > 0)
 			disk_dispose(&template->ready[--template->ready_count], true);
 	close_fd(&maker);
+	for (struct disposal *last = queued; last; last = last->next) {
+		const struct order order = {.kind = last->kind};
+		if (disposer >= 0) /* nothing else is left to do, so wait for room */
+			send_message(disposer, &order, sizeof order, NULL, 0, &last->mount, 1);
+		close(last->mount);
+	}
 	close_fd(&disposer); /* it ends when it has unmounted everything */
 }

@@ -37,6 +37,7 @@ bool disk_lacks_ready(void);
 void disk_prepare(void);              /* order what is missing */
 void disk_replied(void);              /* the helper has made one, or failed */
 void disk_disposed(void);             /* the other helper has unmounted one */
+void disk_send_disposals(void);       /* the other helper has room for more, or has died */
 
 bool disk_is_image(int mount, struct snapshot_usage *empty); /* whether it is one; and what an empty one counts */
 

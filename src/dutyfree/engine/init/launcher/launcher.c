@@ -283,6 +283,8 @@ static void handle_event(uint64_t event)
 		disk_replied();
 	else if (event == DISPOSED_EVENT)
 		disk_disposed();
+	else if (event == DISPOSER_EVENT)
+		disk_send_disposals();
 	else if (event & SNAPSHOT_EVENT)
 		snapshot_job_ended((uint32_t)event);
 	else if (sandbox && event & FREEZE_EVENT)

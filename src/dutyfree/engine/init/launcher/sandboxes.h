@@ -33,12 +33,13 @@ struct sandbox {
 
 /* Data of the launcher's epoll events: 0 for the owner; a sandbox's number when its PID 1 ends; FREEZE_EVENT with a
  * sandbox's number; EGRESS_EVENT; SNAPSHOT_EVENT with the number of a job; DISK_EVENT;
- * DISPOSED_EVENT. */
+ * DISPOSED_EVENT; DISPOSER_EVENT. */
 #define FREEZE_EVENT (1ull << 32)
 #define EGRESS_EVENT (1ull << 33)
 #define SNAPSHOT_EVENT (1ull << 34)
 #define DISK_EVENT (1ull << 35)
 #define DISPOSED_EVENT (1ull << 36)
+#define DISPOSER_EVENT (1ull << 37)
 
 extern int launcher_epoll;
 
