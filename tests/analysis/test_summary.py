@@ -13,6 +13,7 @@ from dutyfree.analysis.model import CautionKind
 from dutyfree.analysis.projection import prices, worker_hours
 from dutyfree.analysis.statistics import Estimate
 from dutyfree.analysis.summary import decode, encode, summarise
+from dutyfree.report.headline import answers
 from dutyfree.study.records import Session, TrialFailure
 from tests.analysis.synthetic import BEGIN, action, cold, facts, plausible, records, study, trial
 
@@ -133,7 +134,7 @@ def test_table_2_names_slowest_and_fastest(whole):
     assert spread.hours(spread.difference).value == pytest.approx(spread.difference.value * 1e6 / 3600)
 
 
-def test_table_2_compares_bare_only_with_substrates_on_the_same_storage():
+def test_table_2_and_the_headline_compare_substrates_on_the_same_storage():
     storage = {"disk": "disk", "memory": "memory", "box": "memory", "other": "disk"}
     made = summarise(
         records(
@@ -152,7 +153,9 @@ def test_table_2_compares_bare_only_with_substrates_on_the_same_storage():
         )
     )
     (spread,) = made.spreads
-    assert (spread.slowest, spread.fastest) == ("other", "box")
+    assert (spread.slowest, spread.fastest) == ("box", "memory")
+    assert "box takes 2.00 times as long as memory" in answers(made)[0].text
+    assert "other" not in answers(made)[0].text
     assert [(tax.substrate, tax.base) for tax in made.taxes] == [("box", "memory"), ("other", "disk")]
 
 

@@ -1,7 +1,7 @@
 """Compare two configurations that one study measured in the same rounds: ``dutyfree ab``.
 
-A and B run one after the other in every round, in random order, so a slow minute of the machine affects both.
-The unit is the round: B ÷ A in each round, and how much it varies between rounds.
+Every round runs each workload once on A and once on B, in random order, so a slow minute of the machine
+affects both. The unit is the round: B ÷ A in each round, and how much it varies between rounds.
 """
 
 from __future__ import annotations

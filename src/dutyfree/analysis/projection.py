@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from dutyfree.analysis.cells import Key, Sample
@@ -55,7 +55,7 @@ def spreads(
     rounds: Rounds,
     rollouts: int = MILLION,
 ) -> list[Spread]:
-    """Table 2: the slowest and the fastest substrate of each workload, by p50."""
+    """Table 2: the slowest and the fastest substrate of each workload, by p50; see ``widest``."""
     by_cell = {cell.key: cell for cell in least_parallel(cells) if cell.total is not None}
     pairs: dict[str, list[Ratio]] = {}
     for row in ratios:
@@ -63,20 +63,16 @@ def spreads(
             pairs.setdefault(row.workload, []).append(row)
     found = []
     for workload, rows in pairs.items():
-        fair = [row for row in rows if _fair(row, baselines)] or rows
-        row = max(fair, key=lambda row: row.ratio.value if row.ratio else 0.0)
+        row = widest(rows, baselines)
         slow, fast = ((workload, label, row.parallel) for label in (row.substrate, row.base))
         found.append(_spread(by_cell[slow], by_cell[fast], row, by_key[slow], by_key[fast], rounds, rollouts))
     return found
 
 
-def _fair(row: Ratio, baselines: Mapping[str, str]) -> bool:
-    """Whether a bare label is compared only with substrates on the same storage, whose baseline it is."""
-    bare = {label for label, base in baselines.items() if label == base}
-    return all(
-        one not in bare or (other not in bare and baselines.get(other) == one)
-        for one, other in ((row.substrate, row.base), (row.base, row.substrate))
-    )
+def widest(rows: Sequence[Ratio], baselines: Mapping[str, str | None]) -> Ratio:
+    """The pair that differs most, of those on the same storage (with the same baseline) if there are any."""
+    fair = [row for row in rows if baselines.get(row.substrate) == baselines.get(row.base)]
+    return max(fair or rows, key=lambda row: row.ratio.value if row.ratio else 0.0)
 
 
 def _spread(

@@ -8,6 +8,7 @@ import msgspec
 
 from dutyfree.analysis.findings import Ratio, Spread
 from dutyfree.analysis.model import CautionKind, Cell, Summary
+from dutyfree.analysis.projection import widest
 from dutyfree.analysis.statistics import Estimate
 from dutyfree.analysis.units import count, duration, hours, percent, plural
 from dutyfree.report.palette import COMPONENTS
@@ -111,19 +112,19 @@ def _cold_start(summary: Summary) -> tuple[str, str]:
 
 def _first_commands(summary: Summary, tier: str) -> str:
     cells = summary.lone(tier)
-    done = sorted((cell.first_result.p50.value, cell.substrate) for cell in cells if cell.first_result)
-    (fast, fastest), (slow, slowest) = done[0], done[-1]
-    text = f"At {tier}, the first command's result arrives {duration(fast)} after the request on {fastest}"
-    if len(done) == 1:
-        return f"{text}."
-    key = (tier, cells[0].parallel, "first_result", {fastest, slowest})
-    found = next(
-        row
-        for row in summary.ratios
-        if (row.workload, row.parallel, row.metric, {row.substrate, row.base}) == key
+    firsts = {cell.substrate: cell.first_result.p50.value for cell in cells if cell.first_result}
+    text = f"At {tier}, the first command's result arrives"
+    key = (tier, cells[0].parallel, "first_result")
+    rows = [row for row in summary.ratios if (row.workload, row.parallel, row.metric) == key]
+    if not rows:
+        ((label, value),) = firsts.items()
+        return f"{text} {duration(value)} after the request on {label}."
+    found = widest(rows, {one.label: one.baseline for one in summary.substrates})
+    slow, fast = found.substrate, found.base
+    return (
+        f"{text} {duration(firsts[fast])} after the request on {fast} and {duration(firsts[slow])} after it "
+        f"on {slow}: {_pair(summary, slow, fast, found).sentence}."
     )
-    pair = _pair(summary, found.substrate, found.base, found)
-    return f"{text} and {duration(slow)} after it on {slowest}: {pair.sentence}."
 
 
 def _episode(summary: Summary, spread: Spread) -> str:

@@ -105,7 +105,8 @@ def table2(summary: Summary) -> Table:
     return make_table(
         "table2",
         "Table 2. The slowest and the fastest substrate",
-        "p50 of the whole rollout, and the worker-hours of one million rollouts by its mean.",
+        "p50 of the whole rollout, and the worker-hours of one million rollouts by its mean. If the plan has "
+        "substrates on disk and in memory, the two are on the same storage.",
         [_Spread(row, *mean_hours(row)) for row in summary.spreads],
         [
             ("workload", lambda one: one.row.workload),
