@@ -79,6 +79,22 @@ def test_intervals_cover_the_truth_and_pairing_narrows_them():
     assert narrower >= 36
 
 
+def test_intervals_do_not_narrow_because_other_workloads_end_earlier():
+    """Their ends divide the rounds into strata."""
+    random = np.random.default_rng(11)
+    covered = 0
+    for _ in range(100):
+        a, b = ([float(x) for x in random.lognormal(0, 0.1, 12)] for _ in range(2))
+        others = [one for n in (6, 8, 10) for one in cold("bare", [1.0] * n, f"trajectory-{n}")]
+        content = records(*cold("bare", b), *cold("docker", a), *others)
+        by_key = samples(content, Decomposer(content))
+        one, base = by_key["T0", "docker", 1], by_key["T0", "bare", 1]
+        assert Rounds(by_key.values()).sizes(one, base) == (12, 10)
+        found = Rounds(by_key.values()).mean_difference(one, base, one.totals(), base.totals())
+        covered += not found.leaves_out(0)
+    assert covered >= 90
+
+
 def test_two_trials_show_nothing_whatever_they_are():
     made = summarise(records(*cold("bare", [1.0, 1.01]), *cold("docker", [1.9, 1.95])))
     (tax,), (spread,) = made.taxes, made.spreads

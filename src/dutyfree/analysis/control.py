@@ -10,7 +10,7 @@ import numpy as np
 
 from dutyfree.analysis.cells import METRICS, Key, Sample
 from dutyfree.analysis.findings import ControlRatio, Metric, NoiseFloor
-from dutyfree.analysis.rounds import LEAST_ROUNDS, Rounds, log_ratios, round_of, with_interval
+from dutyfree.analysis.rounds import LEAST_ROUNDS, Rounds, log_ratios, with_interval
 from dutyfree.analysis.statistics import Estimate, ratio_of_logs
 
 Cells = dict[tuple[str, int], float]
@@ -84,7 +84,7 @@ def _overall(
     lone = [row for row in rows if row.parallel == least]
     value = float(np.mean([math.log(row.ratio.value) for row in lone]))
     pairs = [[by_key[row.workload, label, least] for label in (twin, original)] for row in lone]
-    count = min(len({round_of(trial) for trial in one.succeeded}) for pair in pairs for one in pair)
+    count, freedom = rounds.sizes(*(one for pair in pairs for one in pair))
     if count < LEAST_ROUNDS:
         return Estimate(math.exp(value))
     values = METRICS[metric]
@@ -95,7 +95,7 @@ def _overall(
     means = np.mean(logs, axis=0)
     if np.isnan(means).mean() > 0.5:
         return Estimate(math.exp(value))
-    interval, _ = with_interval(value, means, count)
+    interval, _ = with_interval(value, means, count, freedom)
     assert interval.low is not None
     assert interval.high is not None
     return ratio_of_logs(value, interval.low, interval.high)
