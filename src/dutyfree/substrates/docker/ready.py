@@ -48,10 +48,13 @@ class ReadyContainers(Generic[K]):
         found = None
         while found is None and stock.ready:
             candidate = stock.ready.popleft()
-            if await candidate.works():
-                found = candidate
-            else:
-                self.discard(candidate)
+            works = False
+            try:
+                works = await candidate.works()
+            finally:  # also if the request is cancelled meanwhile
+                if not works:
+                    self.discard(candidate)
+            found = candidate if works else None
         # One is being made already, which takes less long than another one would.
         if found is None and stock.making is not None and stock.waiting is None:
             found = await self._next(stock)
