@@ -88,7 +88,12 @@ class Scripted:
         self._image(recipe or Recipe())
 
     async def facts(self) -> dict[str, str]:
-        return {"answers": "script" if self._script is not None else "none", "seed": str(self.config.seed)}
+        return {
+            "answers": "script" if self._script is not None else "none",
+            "seed": str(self.config.seed),
+            "storage": "memory",
+            "enforces": "none",
+        }
 
     @asynccontextmanager
     async def sandbox(
