@@ -21,6 +21,8 @@ from dutyfree.study.plan import Plan
 NAME = "ab"
 TRIALS = {"T0": 40, "T1": 20, "T2": 12}
 TRAJECTORY_TRIALS = 12
+SETTLE = 0.1
+"""Seconds of pause before every trial, as in the plans that come with dutyfree."""
 
 
 def ab(
@@ -63,8 +65,8 @@ def ab(
     b
         The configuration to compare with A, written the same way.
     workloads
-        The workloads, separated by commas: T0, T1, T2, trajectory-N; optionally with their number of trials,
-        as in T0=100,T2=20.
+        The workloads, separated by commas: T0, T1, T2, trajectory-N and others (docs/workloads.md);
+        optionally with their number of trials, as in T0=100,T2=20.
     trials
         Number of trials of each workload on A, and on B, if --workloads does not give one. Default: 40 of T0,
         20 of T1, 12 of T2 and of trajectories. Fewer than 10 rarely show anything.
@@ -120,6 +122,7 @@ def _plan(a: str | None, b: str | None, workloads: dict[str, int], full_tests: b
         workloads=workloads,
         # A new order each time: a fixed order would repeat the same imbalance in every comparison.
         seed=secrets.randbelow(1 << 31),
+        settle=SETTLE,
         full_tests=full_tests,
     )
     return plans.check(plan, "the comparison")

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 import anyio
 import anyio.to_thread
 
-from dutyfree.contract.errors import Unavailable
+from dutyfree.contract.errors import CleanupError, Unavailable
 from dutyfree.study.messages import Close, Closed, Connection, Failed, Logged, Open, Opened, Reply, Request
 
 STOP_SECONDS = 120.0
@@ -69,7 +69,14 @@ class Worker:
 
     async def close(self) -> None:
         """Close the substrate and wait until the process has ended. Raises the substrate's error."""
-        await self.request(Close(), Closed)
+        try:
+            with anyio.fail_after(STOP_SECONDS):
+                await self.request(Close(), Closed)
+        except TimeoutError:
+            raise CleanupError(
+                f"{self.label} could not be closed within {STOP_SECONDS:g} s: its worker was ended",
+                remedy="the records are complete; remove what is left with 'dutyfree gc'",
+            ) from None
         await self.stop()
 
     def hang_up(self) -> None:
