@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from matplotlib.lines import Line2D
 
 from dutyfree.analysis.model import Cell, Summary
-from dutyfree.analysis.statistics import Estimate
 from dutyfree.analysis.units import duration
 from dutyfree.report import canvas
-from dutyfree.report.palette import INK, MUTED, PAPER, SubstrateLook, drawn, substrate_looks
+from dutyfree.report.figures import drawing
+from dutyfree.report.palette import INK, SubstrateLook, drawn, substrate_looks
 
 
 def cold_start_medians(summary: Summary) -> Any:
@@ -31,25 +30,11 @@ def cold_start_medians(summary: Summary) -> Any:
     for axes, tier in zip(panels, tiers, strict=True):
         for row, cell in enumerate(rows[tier]):
             _dumbbell(axes, row, cell, looks[cell.substrate])
-        axes.set_yticks(range(len(rows[tier])), [drawn(cell.substrate) for cell in rows[tier]])
-        axes.set_ylim(len(rows[tier]) - 0.45, -0.55)
-        axes.tick_params(axis="y", length=0)
-        axes.spines["left"].set_visible(False)
-        axes.set_title(drawn(tier), loc="left", fontsize=11, fontweight="bold", pad=4)
+        drawing.name_rows(axes, [cell.substrate for cell in rows[tier]])
+        drawing.title(axes, drawn(tier), pad=4)
         axes.grid(axis="x")
     panels[-1].set_xlabel("p50, logarithmic")
-    marks = [
-        Line2D([], [], marker="o", color=MUTED, linestyle="none", label="to first command's result"),
-        Line2D(
-            [],
-            [],
-            marker="o",
-            color=MUTED,
-            markerfacecolor=PAPER,
-            linestyle="none",
-            label="whole rollout",
-        ),
-    ]
+    marks = drawing.filled_and_hollow("to first command's result", "whole rollout")
     canvas.legend(figure, marks, handletextpad=0.2)
     return figure
 
@@ -57,50 +42,23 @@ def cold_start_medians(summary: Summary) -> Any:
 def _dumbbell(axes: Any, row: int, cell: Cell, look: SubstrateLook) -> None:
     if cell.total is None or cell.first_result is None:
         why = f"no data: all {cell.trials} trials failed" if cell.trials else "no data"
-        axes.text(0.01, row, why, transform=axes.get_yaxis_transform(), va="center", color=MUTED)
+        drawing.say(axes, row, why, x=0.01)
         return
     first, whole = cell.first_result.p50, cell.total.p50
     if whole.value <= 0:
-        axes.text(0.01, row, "0 s", transform=axes.get_yaxis_transform(), va="center", color=MUTED)
+        drawing.say(axes, row, "0 s", x=0.01)
         return
     axes.plot([first.value, whole.value], [row, row], color=look.colour, linewidth=2, alpha=0.45, zorder=2)
     for estimate, filled in ((first, True), (whole, False)):
-        _whisker(axes, row, estimate, look.colour)
-        axes.plot(
-            [estimate.value],
-            [row],
-            marker="o",
-            markersize=7,
-            color=look.colour,
-            markerfacecolor=look.colour if filled else PAPER,
-            markeredgewidth=1.8,
-            zorder=4,
-        )
-    axes.annotate(
-        duration(whole.value),
-        (whole.high or whole.value, row),
-        xytext=(8, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=9.5,
-        color=INK,
-    )
+        if estimate.low is not None and estimate.low > 0:
+            drawing.interval(axes, row, estimate, look, alpha=0.6, zorder=3)
+        mark = {"marker": "o", "markersize": 7, "markeredgewidth": 1.8}
+        drawing.dot(axes, estimate.value, row, look, filled=filled, **mark)
+    beside = {"textcoords": "offset points", "va": "center", "fontsize": 9.5, "color": INK}
+    axes.annotate(duration(whole.value), (whole.high or whole.value, row), xytext=(8, 0), **beside)
     if first.value < whole.value / 1.6:
-        axes.annotate(
-            duration(first.value),
-            (first.low or first.value, row),
-            xytext=(-8, 0),
-            textcoords="offset points",
-            va="center",
-            ha="right",
-            fontsize=9.5,
-            color=INK,
-        )
-
-
-def _whisker(axes: Any, row: int, estimate: Estimate, colour: str) -> None:
-    if estimate.low is not None and estimate.high is not None and estimate.low > 0:
-        axes.plot([estimate.low, estimate.high], [row, row], color=colour, linewidth=4.5, alpha=0.6, zorder=3)
+        place = (first.low or first.value, row)
+        axes.annotate(duration(first.value), place, xytext=(-8, 0), ha="right", **beside)
 
 
 def _range(cells: list[Cell]) -> tuple[float, float]:
@@ -140,16 +98,8 @@ def cold_start_distributions(summary: Summary) -> Any:
 
 
 def _handle(label: str, look: SubstrateLook, succeeded: bool) -> Any:
-    return Line2D(
-        [],
-        [],
-        color=look.colour,
-        linestyle=look.line,
-        linewidth=2,
-        marker=look.marker,
-        markersize=5,
-        label=drawn(label) if succeeded else f"{drawn(label)} (all failed)",
-    )
+    name = drawn(label) if succeeded else f"{drawn(label)} (all failed)"
+    return drawing.handle(label, look, linewidth=2, markersize=5, label=name)
 
 
 def _ecdfs(axes: Any, cells: list[Cell], metric: str, looks: dict[str, SubstrateLook]) -> None:

@@ -10,7 +10,8 @@ from matplotlib.patches import Patch
 from dutyfree.analysis.model import Cell, Summary
 from dutyfree.analysis.units import duration, plural
 from dutyfree.report import canvas
-from dutyfree.report.palette import COMPONENTS, GRID, INK, MUTED, PAPER, drawn
+from dutyfree.report.figures import drawing
+from dutyfree.report.palette import COMPONENTS, GRID, INK, PAPER, drawn
 
 BAR = 0.66
 WORTH_A_LABEL = 0.075
@@ -91,26 +92,11 @@ def _bar(
         width = max(0.0, parts.get(name, 0.0)) / (whole or 1.0)
         if width <= 0:
             continue
-        axes.barh(
-            row,
-            width,
-            left=left,
-            height=BAR if not named else 0.8,
-            color=look.colour,
-            hatch=look.hatch or None,
-            edgecolor=PAPER,
-            linewidth=0.6,
-        )
+        fill = {"color": look.colour, "hatch": look.hatch or None, "edgecolor": PAPER, "linewidth": 0.6}
+        axes.barh(row, width, left=left, height=0.8 if named else BAR, **fill)
         if named and width >= WORTH_A_LABEL * longest:
-            axes.text(
-                left + width / 2,
-                row,
-                f"{width * 100:.0f} %",
-                ha="center",
-                va="center",
-                color=look.text,
-                fontsize=9,
-            )
+            middle = {"ha": "center", "va": "center", "fontsize": 9}
+            axes.text(left + width / 2, row, f"{width * 100:.0f} %", color=look.text, **middle)
         left += width
 
 
@@ -124,7 +110,7 @@ def _mark_p50(axes: Any, row: float, cell: Cell) -> None:
 
 def _say_why(axes: Any, row: float, cell: Cell) -> None:
     why = f"no data: all {cell.trials} trials failed" if cell.trials else "no data: no trial was measured"
-    axes.text(0.01, row, why, transform=axes.get_yaxis_transform(), va="center", color=MUTED)
+    drawing.say(axes, row, why, x=0.01)
 
 
 def _rows(axes: Any, labels: list[str]) -> None:

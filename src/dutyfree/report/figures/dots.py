@@ -11,7 +11,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from dutyfree.analysis.statistics import Estimate
 from dutyfree.report import canvas
-from dutyfree.report.palette import INK, MUTED, PAPER, SubstrateLook, drawn
+from dutyfree.report.figures import drawing
+from dutyfree.report.palette import INK, SubstrateLook, drawn
 
 ROW = 0.3
 """Inches."""
@@ -39,7 +40,7 @@ def panels(rows: Sequence[str], looks: Sequence[SubstrateLook], parts: Sequence[
         _axis(axes, part)
         for row, (estimate, look) in enumerate(zip(part.estimates, looks, strict=True)):
             _mark(axes, row, estimate, look, part)
-        axes.set_title(part.title, loc="left", fontsize=10, fontweight="bold", pad=4)
+        drawing.title(axes, part.title, 10, pad=4)
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.grid(axis="x")
@@ -92,27 +93,14 @@ def _thin(axes: Any, places: list[float], low: float, high: float, tick: Callabl
 
 def _mark(axes: Any, row: int, estimate: Estimate | None, look: SubstrateLook, part: Panel) -> None:
     if estimate is None:
-        _say(axes, row, part.absent)
+        drawing.say(axes, row, part.absent, x=0.03, fontsize=9)
         return
     left = axes.get_xlim()[0]
     if part.form is None and estimate.value <= left:
-        _say(axes, row, "≤ 0")
+        drawing.say(axes, row, "≤ 0", x=0.03, fontsize=9)
         return
     if estimate.low is not None and estimate.high is not None:
         ends = [max(estimate.low, left) if part.form is None else estimate.low, estimate.high]
         axes.plot(ends, [row, row], color=look.colour, linewidth=4.5, alpha=0.45, solid_capstyle="butt")
     shown = part.reference is None or estimate.leaves_out(part.reference)
-    axes.plot(
-        [estimate.value],
-        [row],
-        marker=look.marker,
-        markersize=6.5,
-        color=look.colour,
-        markerfacecolor=look.colour if shown else PAPER,
-        markeredgewidth=1.6,
-        zorder=4,
-    )
-
-
-def _say(axes: Any, row: int, text: str) -> None:
-    axes.text(0.03, row, text, transform=axes.get_yaxis_transform(), va="center", color=MUTED, fontsize=9)
+    drawing.dot(axes, estimate.value, row, look, filled=shown)

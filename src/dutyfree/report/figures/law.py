@@ -8,8 +8,9 @@ from matplotlib.lines import Line2D
 
 from dutyfree.analysis.model import Summary
 from dutyfree.report import canvas, rankings
+from dutyfree.report.figures import drawing
 from dutyfree.report.figures.dots import Panel, panels
-from dutyfree.report.palette import INK, MUTED, PAPER, drawn, substrate_looks
+from dutyfree.report.palette import INK, MUTED, drawn, substrate_looks
 
 
 def law_by_substrate(summary: Summary) -> Any:
@@ -42,18 +43,7 @@ def rankings_by_length(summary: Summary) -> Any:
         look = looks[label]
         xs = [point.length for point in points]
         axes.plot(xs, [point.predicted for point in points], color=look.colour, linestyle=look.line)
-        axes.plot(
-            xs,
-            [point.measured for point in points],
-            linestyle="none",
-            marker=look.marker,
-            markersize=6.5,
-            color=look.colour,
-            markeredgecolor=PAPER,
-            markeredgewidth=0.8,
-            zorder=4,
-            clip_on=False,
-        )
+        drawing.dots(axes, xs, [point.measured for point in points], look)
     crossings = rankings.crossings(summary)
     for crossing in crossings:
         axes.plot(
@@ -78,24 +68,9 @@ def rankings_by_length(summary: Summary) -> Any:
     axes.set_yscale("log")
     axes.set_ylim(low, high)
     canvas.factor_axis(axes.yaxis, low, high)
-    axes.set_title(
-        drawn(f"whole rollout ÷ {summary.baseline}, logarithmic", 60),
-        loc="left",
-        fontsize=10.5,
-        fontweight="bold",
-    )
+    drawing.title(axes, drawn(f"whole rollout ÷ {summary.baseline}, logarithmic", 60), 10.5)
     axes.grid(axis="y")
-    handles = [
-        Line2D(
-            [],
-            [],
-            color=looks[label].colour,
-            marker=looks[label].marker,
-            linestyle=looks[label].line,
-            label=drawn(label),
-        )
-        for label in lines
-    ]
+    handles = [drawing.handle(label, looks[label]) for label in lines]
     if crossings:
         ring = Line2D(
             [], [], marker="o", markersize=11, markerfacecolor="none", color=MUTED, linestyle="none"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from matplotlib.lines import Line2D
-
 from dutyfree.analysis.model import Summary
 from dutyfree.report import canvas
+from dutyfree.report.figures import drawing
 from dutyfree.report.palette import INK, drawn, substrate_looks
 
 
@@ -51,23 +50,10 @@ def relative_by_workload(summary: Summary) -> Any:
     axes.set_xscale("log")
     axes.set_xlim(low, high)
     canvas.factor_axis(axes.xaxis, low, high)
-    axes.set_yticks(range(len(rows)), [drawn(name) for name in rows])
-    axes.set_ylim(len(rows) - 0.45, -0.55)
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
+    drawing.name_rows(axes, list(rows))
     axes.grid(axis="x")
     axes.set_xlabel(drawn(f"whole rollout ÷ {summary.baseline}, logarithmic", 60))
     shown = dict.fromkeys(label for values in rows.values() for label in values)
-    handles = [
-        Line2D(
-            [],
-            [],
-            linestyle="none",
-            marker=looks[label].marker,
-            color=looks[label].colour,
-            label=drawn(label),
-        )
-        for label in shown
-    ]
+    handles = [drawing.handle(label, looks[label], linestyle="none") for label in shown]
     canvas.legend(figure, handles, handletextpad=0.2)
     return figure

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from matplotlib.lines import Line2D
-
 from dutyfree.analysis.model import Cell, Summary
 from dutyfree.analysis.units import duration
 from dutyfree.report import canvas
-from dutyfree.report.palette import INK, MUTED, PAPER, SubstrateLook, drawn, substrate_looks
+from dutyfree.report.figures import drawing
+from dutyfree.report.palette import INK, MUTED, SubstrateLook, drawn, substrate_looks
 from dutyfree.report.storage import compared_workloads, ratio_between, storage_pairs
 
 
@@ -40,20 +39,13 @@ def storage_by_substrate(summary: Summary) -> Any:
                 text, colour = (
                     (f"{slower} +{duration(difference)}", INK) if found.shown else ("none shown", MUTED)
                 )
-            axes.text(1.03, row, text, transform=axes.get_yaxis_transform(), va="center", color=colour)
-        axes.set_yticks(range(len(pairs)), [drawn(pair.use) for pair in pairs])
-        axes.set_ylim(len(pairs) - 0.45, -0.55)
-        axes.tick_params(axis="y", length=0)
-        axes.spines["left"].set_visible(False)
-        axes.set_title(drawn(name, 40), loc="left", fontsize=11, fontweight="bold", pad=4)
+            drawing.say(axes, row, text, colour)
+        drawing.name_rows(axes, [pair.use for pair in pairs])
+        drawing.title(axes, drawn(name, 40), pad=4)
         canvas.linear_duration_axis(axes.xaxis, high)
         axes.grid(axis="x")
     axes_of[-1].set_xlabel("p50 of the whole rollout")
-    handles = [
-        Line2D([], [], marker="o", color=MUTED, linestyle="none", label="disk"),
-        Line2D([], [], marker="o", color=MUTED, markerfacecolor=PAPER, linestyle="none", label="memory"),
-    ]
-    canvas.legend(figure, handles, handletextpad=0.2)
+    canvas.legend(figure, drawing.filled_and_hollow("disk", "memory"), handletextpad=0.2)
     return figure
 
 
@@ -66,16 +58,5 @@ def _mark(axes: Any, place: float, cell: Cell | None, look: SubstrateLook, *, fi
     if cell is None or cell.total is None:
         return
     middle = cell.total.p50
-    if middle.low is not None and middle.high is not None:
-        axes.plot([middle.low, middle.high], [place] * 2, color=look.colour, linewidth=4.5, alpha=0.45)
-    axes.plot(
-        [middle.value],
-        [place],
-        marker="o",
-        markersize=7,
-        color=look.colour,
-        markerfacecolor=look.colour if filled else PAPER,
-        markeredgewidth=1.6,
-        zorder=4,
-        clip_on=False,
-    )
+    drawing.interval(axes, place, middle, look)
+    drawing.dot(axes, middle.value, place, look, filled=filled, marker="o", markersize=7, clip_on=False)

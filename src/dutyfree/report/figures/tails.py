@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from matplotlib.lines import Line2D
-
 from dutyfree.analysis.findings import Tail
 from dutyfree.analysis.model import Summary
 from dutyfree.report import canvas
-from dutyfree.report.palette import PAPER, SubstrateLook, drawn, substrate_looks
+from dutyfree.report.figures import drawing
+from dutyfree.report.palette import SubstrateLook, drawn, substrate_looks
 
 
 def tail_workload(summary: Summary) -> str | None:
@@ -50,22 +49,9 @@ def waits_by_group(summary: Summary) -> Any:
     axes.set_ylim(0, high * 1.06 or 1.0)
     canvas.linear_duration_axis(axes.yaxis, high)
     axes.set_xlabel("rollouts that a step waits for")
-    axes.set_title(drawn(f"expected slowest, {workload}", 50), loc="left", fontsize=10.5, fontweight="bold")
+    drawing.title(axes, drawn(f"expected slowest, {workload}", 50), 10.5)
     axes.grid(axis="y")
-    canvas.legend(
-        figure,
-        [
-            Line2D(
-                [],
-                [],
-                color=looks[tail.substrate].colour,
-                marker=looks[tail.substrate].marker,
-                linestyle=looks[tail.substrate].line,
-                label=drawn(tail.substrate),
-            )
-            for tail in tails
-        ],
-    )
+    canvas.legend(figure, [drawing.handle(tail.substrate, looks[tail.substrate]) for tail in tails])
     return figure
 
 
@@ -73,14 +59,4 @@ def _line(axes: Any, values: list[float], unsure: list[bool], look: SubstrateLoo
     places = range(len(values))
     axes.plot(places, values, color=look.colour, linestyle=look.line, linewidth=1.8, zorder=3)
     for place, value, hollow in zip(places, values, unsure, strict=True):
-        axes.plot(
-            [place],
-            [value],
-            marker=look.marker,
-            markersize=6.5,
-            color=look.colour,
-            markerfacecolor=PAPER if hollow else look.colour,
-            markeredgewidth=1.2,
-            zorder=4,
-            clip_on=False,
-        )
+        drawing.dot(axes, place, value, look, filled=not hollow, markeredgewidth=1.2, clip_on=False)

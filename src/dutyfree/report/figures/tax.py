@@ -12,7 +12,8 @@ from dutyfree.analysis.findings import Tax
 from dutyfree.analysis.model import Cell, Summary
 from dutyfree.analysis.units import percent
 from dutyfree.report import canvas, phrases
-from dutyfree.report.palette import INK, MUTED, PAPER, SubstrateLook, drawn, substrate_looks
+from dutyfree.report.figures import drawing
+from dutyfree.report.palette import INK, MUTED, SubstrateLook, drawn, substrate_looks
 
 _LESS = (-0.98, -0.95, -0.9, -0.75, -0.5, -0.25, -0.1, -0.05)
 _MORE = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 9.0, 24.0, 99.0, 999.0, 9999.0)
@@ -39,11 +40,8 @@ def tax_by_substrate(summary: Summary) -> Any:
         _axis(axes, taxes.values())
         for place, cell in enumerate(rows[name]):
             _row(axes, place, cell, taxes.get(cell.substrate), looks[cell.substrate])
-        axes.set_yticks(range(len(rows[name])), [drawn(cell.substrate) for cell in rows[name]])
-        axes.set_ylim(len(rows[name]) - 0.45, -0.55)
-        axes.tick_params(axis="y", length=0)
-        axes.spines["left"].set_visible(False)
-        axes.set_title(_title(rows[name][0]), loc="left", fontsize=11, fontweight="bold", pad=4)
+        drawing.name_rows(axes, [cell.substrate for cell in rows[name]])
+        drawing.title(axes, _title(rows[name][0]), pad=4)
     panels[-1].set_xlabel(drawn(f"extra time, logarithmic; 0 is {_bases(summary, workloads)}", 60))
     return figure
 
@@ -110,25 +108,12 @@ def _mark(rate: float) -> str:
 
 def _row(axes: Any, place: int, cell: Cell, tax: Tax | None, look: SubstrateLook) -> None:
     if tax is None or tax.rate is None:
-        _say(axes, place, "no data" if cell.succeeded else "all failed", MUTED)
+        drawing.say(axes, place, "no data" if cell.succeeded else "all failed")
         return
     rate = tax.rate
     if rate.low is not None and rate.high is not None:
         ends = [math.log1p(rate.low), math.log1p(rate.high)]
         axes.plot(ends, [place, place], color=look.colour, linewidth=4.5, alpha=0.45, solid_capstyle="butt")
-    found = tax.shown
-    axes.plot(
-        [math.log1p(rate.value)],
-        [place],
-        marker=look.marker,
-        markersize=7,
-        color=look.colour,
-        markerfacecolor=look.colour if found else PAPER,
-        markeredgewidth=1.6,
-        zorder=4,
-    )
-    _say(axes, place, *((phrases.signed(percent(rate.value)), INK) if found else ("none shown", MUTED)))
-
-
-def _say(axes: Any, place: int, text: str, colour: str) -> None:
-    axes.text(1.03, place, text, transform=axes.get_yaxis_transform(), va="center", color=colour)
+    drawing.dot(axes, math.log1p(rate.value), place, look, filled=tax.shown, markersize=7)
+    text, colour = (phrases.signed(percent(rate.value)), INK) if tax.shown else ("none shown", MUTED)
+    drawing.say(axes, place, text, colour)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from dutyfree.analysis.findings import Projection
@@ -12,7 +11,8 @@ from dutyfree.analysis.model import Cell, Summary
 from dutyfree.analysis.statistics import Quantity
 from dutyfree.analysis.units import hours
 from dutyfree.report import canvas
-from dutyfree.report.palette import MUTED, PAPER, SubstrateLook, drawn, substrate_looks
+from dutyfree.report.figures import drawing
+from dutyfree.report.palette import MUTED, SubstrateLook, drawn, substrate_looks
 
 
 def completion_by_length(summary: Summary) -> Any:
@@ -45,14 +45,15 @@ def completion_by_length(summary: Summary) -> Any:
     lower.set_xticks(marked, [f"{length:g}" for length in marked])
     upper.set_ylim(bottom=0)
     lower.set_ylim(bottom=0)
-    upper.set_title("completion time (whole rollout), p50", loc="left", fontsize=10.5, fontweight="bold")
-    lower.set_title("amortised per action, p50", loc="left", fontsize=10.5, fontweight="bold")
+    drawing.title(upper, "completion time (whole rollout), p50", 10.5)
+    drawing.title(lower, "amortised per action, p50", 10.5)
     lower.set_xlabel("actions in the trajectory")
     for axes in (upper, lower):
         canvas.linear_duration_axis(axes.yaxis, axes.get_ylim()[1])
         axes.grid(axis="y")
     _name_missing(upper, failed, 0.95, 60)
-    canvas.legend(figure, [_handle(label, looks[label]) for label in series])
+    handles = [drawing.handle(label, looks[label], linewidth=1.8, markersize=6.5) for label in series]
+    canvas.legend(figure, handles)
     return figure
 
 
@@ -67,31 +68,7 @@ def _line(axes: Any, cells: list[Cell], quantities: list[Quantity | None], look:
     for x, estimate in pairs:
         if estimate.low is not None and estimate.high is not None:
             axes.plot([x, x], [estimate.low, estimate.high], color=look.colour, linewidth=4.5, alpha=0.45)
-    axes.plot(
-        xs,
-        ys,
-        linestyle="none",
-        marker=look.marker,
-        markersize=6.5,
-        color=look.colour,
-        markeredgecolor=PAPER,
-        markeredgewidth=0.8,
-        zorder=4,
-        clip_on=False,  # otherwise a mark near the axis is cut
-    )
-
-
-def _handle(label: str, look: SubstrateLook) -> Any:
-    return Line2D(
-        [],
-        [],
-        color=look.colour,
-        marker=look.marker,
-        linestyle=look.line,
-        linewidth=1.8,
-        markersize=6.5,
-        label=drawn(label),
-    )
+    drawing.dots(axes, xs, ys, look)
 
 
 def worker_hours(summary: Summary) -> Any:
@@ -148,6 +125,9 @@ def projected_workload(summary: Summary) -> str | None:
     return done[-1] if done else None
 
 
+_ARROW = {"arrowstyle": "-", "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
+
+
 def _end_labels(
     axes: Any, series: dict[str, list[Projection]], looks: dict[str, SubstrateLook], top: float
 ) -> None:
@@ -164,14 +144,7 @@ def _end_labels(
             va="center",
             fontsize=10,
             annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": looks[label].colour,
-                "linewidth": 1.2,
-                "shrinkA": 0,
-                "shrinkB": 0,
-                "relpos": (0, 0.5),
-            },
+            arrowprops={"color": looks[label].colour, **_ARROW},
         )
 
 
