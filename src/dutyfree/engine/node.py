@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Literal, Protocol
+from typing import Annotated, Literal
 
 import anyio
 import anyio.to_thread
@@ -22,17 +22,19 @@ import msgspec
 
 from dutyfree.contract import Limits, Recipe, limited
 from dutyfree.contract.arguments import check_count
-from dutyfree.contract.errors import OptionError, Unavailable
-from dutyfree.contract.recipe import checked
+from dutyfree.contract.errors import OptionError, Unavailable, UsageError
+from dutyfree.contract.recipe import IsolationLevel, checked
 from dutyfree.contract.served import Served, ServedKind
+from dutyfree.engine.exchange import sources
 from dutyfree.engine.exchange.peers import PeerSet
 from dutyfree.engine.host import capacity, features, sandbox_labels
 from dutyfree.engine.host.features import HostFeatures
 from dutyfree.engine.images import mirrors
 from dutyfree.engine.launcher import create, disk_storage, network_policy, protocol
-from dutyfree.engine.launcher.client import Launcher, LauncherError
+from dutyfree.engine.launcher.client import BINARY, Launcher, LauncherError
 from dutyfree.engine.launcher.disk_storage import DiskStorage
-from dutyfree.engine.launcher.isolation import Isolation
+from dutyfree.engine.launcher.isolation import WORK_DIRECTORIES, Isolation, Wall
+from dutyfree.engine.launcher.isolation import isolation as make_isolation
 from dutyfree.engine.launcher.protocol import Request
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from dutyfree.engine.layers.build import LayerBuilder
@@ -42,7 +44,7 @@ from dutyfree.engine.layers.memory_layers import SNAPSHOT_SCHEME, MemoryLayers, 
 from dutyfree.engine.layers.open_image import DaemonImage, OpenImages
 from dutyfree.engine.layers.recipe_layers import RecipeLayers
 from dutyfree.engine.layers.start_state import StartState
-from dutyfree.engine.node_pool import NodePool
+from dutyfree.engine.node_pool import DEFAULT_POLICY, NodePool, default_budget
 from dutyfree.engine.pool.native_source import NativeSource, Warmth
 from dutyfree.engine.pool.scheduler.values import Budget, Policy
 from dutyfree.engine.sandbox.factory import SandboxFactory
@@ -55,41 +57,73 @@ EMPTY_RECIPE = Recipe()
 _log = logging.getLogger(__name__)
 
 
-class NodeOptions(Protocol):
-    """The options of a node. ``substrates.native.NativeConfig`` explains them and has the defaults."""
+Ready = Annotated[int, msgspec.Meta(ge=0, le=1000)]
+
+
+class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The options of a node, and so of the substrate ``native``."""
+
+    image: str = "host"
+    """The image of recipes that name none: "host", a Docker image name, a path, … (docs/images.md)."""
+    mirrors: dict[str, tuple[str, ...]] = {}
+    """Mirrors by registry, tried before the registry itself. Those in DUTYFREE_MIRRORS come after these."""
+    insecure: tuple[str, ...] = ()
+    """Registries to use without TLS. Those on the loopback interface never use TLS."""
+    ready: Ready = 4
+    """The number of sandboxes whose parts the launcher prepares in advance and reuses; 0 for none."""
+    storage: Literal["memory", "disk"] = "memory"
+    """Where written files go: to a tmpfs, or to an ext4 image on disk (docs/engine.md)."""
+    resolvers: tuple[str, ...] = ()
+    """Addresses of DNS servers, with a port if it is not 53. By default those of the host."""
+    kept: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """The most memory for all snapshots together, in bytes. By default a quarter of the host's."""
+    program: str = str(BINARY)
+    """The path of the C program. By default the one in the package."""
+    limits: Limits = Limits()
+    """The limits of requests that have none, and of the idle sandboxes in the pool (docs/pools.md)."""
+    budget: Budget = msgspec.field(default_factory=default_budget)
+    """The most that the pool may hold. By default a quarter of the host's memory."""
+    policy: Policy = DEFAULT_POLICY
+    """How the pool decides."""
+    patience: Annotated[float, msgspec.Meta(ge=0)] = 600.0
+    """Seconds after which the pool refuses a request that it could not serve."""
+    peers: tuple[str, ...] = ()
+    """Peers to ask for a layer before a stage is built, written as for `dutyfree layer import`."""
+    peer_seconds: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 300.0
+    """The most seconds that a fetch from a peer may take. After that, the stage is built."""
+    longest_stage: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
+    """The most seconds that the commands of a stage may take. After that, the stage has failed."""
+    isolation: IsolationLevel = "full"
+    """``none`` IS FOR TRUSTED CODE ONLY: commands run as root of the host (docs/security.md)."""
+    without: tuple[Wall, ...] = ()
+    """FOR MEASURING ONLY: parts of the isolation to switch off one by one. Sandboxes are then not safe."""
+    plain: tuple[str, ...] = WORK_DIRECTORIES
+    """Directories of the root that are no overlay while no layer has files there (docs/engine.md)."""
+    fixed: tuple[str, ...] | None = None
+    """Directories that are read-only and no overlay, such as /usr; by default none. Stages write there."""
 
     @property
-    def image(self) -> str: ...
-    @property
-    def mirrors(self) -> Mapping[str, tuple[str, ...]]: ...
-    @property
-    def insecure(self) -> tuple[str, ...]: ...
-    @property
-    def ready(self) -> int: ...
-    @property
-    def storage(self) -> Literal["memory", "disk"]: ...
-    @property
-    def resolvers(self) -> tuple[str, ...]: ...
-    @property
-    def kept(self) -> int | None: ...
-    @property
-    def program(self) -> str: ...
-    @property
-    def limits(self) -> Limits: ...
-    @property
-    def budget(self) -> Budget: ...
-    @property
-    def policy(self) -> Policy: ...
-    @property
-    def patience(self) -> float: ...
-    @property
-    def peers(self) -> tuple[str, ...]: ...
-    @property
-    def peer_seconds(self) -> float: ...
-    @property
-    def longest_stage(self) -> float: ...
-    @property
-    def walls(self) -> Isolation: ...
+    def walls(self) -> Isolation:
+        """The isolation of its sandboxes."""
+        return make_isolation(self.isolation, self.without, self.plain, self.fixed)
+
+    def __post_init__(self) -> None:
+        make_isolation(self.isolation, self.without, self.plain, self.fixed)  # raises ValueError
+        try:
+            network_policy.encode(self.limits.network, ())
+        except ValueError as error:
+            raise ValueError(f"limits.network: {error}") from error
+        for name, hosts in (("mirrors", self.mirrors), ("insecure", self.insecure)):
+            for host in hosts:
+                try:
+                    network_policy.refuse_url(host)
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from error
+        for peer in self.peers:
+            try:
+                sources.check(peer)
+            except UsageError as error:
+                raise ValueError(f"peers: {error}") from error
 
 
 class Node:
@@ -97,7 +131,7 @@ class Node:
 
     def __init__(
         self,
-        options: NodeOptions,
+        options: NativeConfig,
         launcher: Launcher,
         host: HostFeatures,
         resolvers: tuple[network_policy.Resolver, ...],
@@ -151,7 +185,7 @@ class Node:
     @classmethod
     async def open(
         cls,
-        options: NodeOptions,
+        options: NativeConfig,
         daemon_image: DaemonImage,
         warmth: Warmth | None = None,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,

@@ -5,7 +5,7 @@ read-only layers under a private writable one, a seccomp filter, and limits. It 
 interface. A process outside of it makes the connections that ``Limits(network=…)`` allows, and refuses all
 others (docs/network.md). With ``isolation="none"`` all of this is missing: for trusted code only.
 
-Here are the options and the contract; ``dutyfree.engine.node`` does the work.
+Here is the contract; ``dutyfree.engine.node`` does the work.
 """
 
 from __future__ import annotations
@@ -15,102 +15,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 import anyio.to_thread
 import msgspec
 
 from dutyfree.contract import Availability, Limits, Recipe
-from dutyfree.contract.errors import CreateError, OptionError, UsageError
-from dutyfree.contract.recipe import IsolationLevel
+from dutyfree.contract.errors import CreateError, OptionError
 from dutyfree.contract.substrate import refuse_second_entry, require_open
-from dutyfree.engine.exchange import sources
 from dutyfree.engine.exchange.peers import PeerStats
 from dutyfree.engine.host.features import HostFeatures
 from dutyfree.engine.host.file_system import storage_fact
 from dutyfree.engine.images.install import LeasedImage
 from dutyfree.engine.launcher import create, network_policy, requirements
-from dutyfree.engine.launcher.client import BINARY
-from dutyfree.engine.launcher.isolation import WORK_DIRECTORIES, Isolation, Wall
-from dutyfree.engine.launcher.isolation import isolation as make_isolation
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from dutyfree.engine.layers import run_stage
 from dutyfree.engine.layers.memory_layers import MemorySnapshot
-from dutyfree.engine.node import EMPTY_RECIPE, Node
-from dutyfree.engine.node_pool import DEFAULT_POLICY, default_budget
+from dutyfree.engine.node import EMPTY_RECIPE, NativeConfig, Node
 from dutyfree.engine.pool.native_source import Warmth
 from dutyfree.engine.pool.pool import Pool
-from dutyfree.engine.pool.scheduler.values import Budget, Policy
-from dutyfree.engine.sandbox.sandbox import NativeSandbox as NativeSandbox
+from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.substrates.local.lifecycle import require
 
-Ready = Annotated[int, msgspec.Meta(ge=0, le=1000)]
-
-
-class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The options of ``native``."""
-
-    image: str = "host"
-    """The image of recipes that name none: "host", a Docker image name, a path, … (docs/images.md)."""
-    mirrors: dict[str, tuple[str, ...]] = {}
-    """Mirrors by registry, tried before the registry itself. Those in DUTYFREE_MIRRORS come after these."""
-    insecure: tuple[str, ...] = ()
-    """Registries to use without TLS. Those on the loopback interface never use TLS."""
-    ready: Ready = 4
-    """The number of sandboxes whose parts the launcher prepares in advance and reuses; 0 for none."""
-    storage: Literal["memory", "disk"] = "memory"
-    """Where written files go: to a tmpfs, or to an ext4 image on disk (docs/engine.md)."""
-    resolvers: tuple[str, ...] = ()
-    """Addresses of DNS servers, with a port if it is not 53. By default those of the host."""
-    kept: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """The most memory for all snapshots together, in bytes. By default a quarter of the host's."""
-    program: str = str(BINARY)
-    """The path of the C program. By default the one in the package."""
-    limits: Limits = Limits()
-    """The limits of requests that have none, and of the idle sandboxes in the pool (docs/pools.md)."""
-    budget: Budget = msgspec.field(default_factory=default_budget)
-    """The most that the pool may hold. By default a quarter of the host's memory."""
-    policy: Policy = DEFAULT_POLICY
-    """How the pool decides."""
-    patience: Annotated[float, msgspec.Meta(ge=0)] = 600.0
-    """Seconds after which the pool refuses a request that it could not serve."""
-    peers: tuple[str, ...] = ()
-    """Peers to ask for a layer before a stage is built, written as for `dutyfree layer import`."""
-    peer_seconds: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 300.0
-    """The most seconds that a fetch from a peer may take. After that, the stage is built."""
-    longest_stage: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
-    """The most seconds that the commands of a stage may take. After that, the stage has failed."""
-    isolation: IsolationLevel = "full"
-    """``none`` IS FOR TRUSTED CODE ONLY: commands run as root of the host (docs/security.md)."""
-    without: tuple[Wall, ...] = ()
-    """FOR MEASURING ONLY: parts of the isolation to switch off one by one. Sandboxes are then not safe."""
-    plain: tuple[str, ...] = WORK_DIRECTORIES
-    """Directories of the root that are no overlay while no layer has files there (docs/engine.md)."""
-    fixed: tuple[str, ...] | None = None
-    """Directories that are read-only and no overlay, such as /usr; by default none. Stages write there."""
-
-    @property
-    def walls(self) -> Isolation:
-        """The isolation of its sandboxes."""
-        return make_isolation(self.isolation, self.without, self.plain, self.fixed)
-
-    def __post_init__(self) -> None:
-        make_isolation(self.isolation, self.without, self.plain, self.fixed)  # raises ValueError
-        try:
-            network_policy.encode(self.limits.network, ())
-        except ValueError as error:
-            raise ValueError(f"limits.network: {error}") from error
-        for name, hosts in (("mirrors", self.mirrors), ("insecure", self.insecure)):
-            for host in hosts:
-                try:
-                    network_policy.refuse_url(host)
-                except ValueError as error:
-                    raise ValueError(f"{name}: {error}") from error
-        for peer in self.peers:
-            try:
-                sources.check(peer)
-            except UsageError as error:
-                raise ValueError(f"peers: {error}") from error
+__all__ = ["Native", "NativeConfig", "NativeSandbox"]
 
 
 class Native:

@@ -20,12 +20,12 @@ from dutyfree.contract.errors import CreateError
 from dutyfree.contract.served import Served
 from dutyfree.engine.layers import memory_layers
 from dutyfree.engine.layers.start_state import StartState
-from dutyfree.engine.node import EMPTY_RECIPE
+from dutyfree.engine.node import EMPTY_RECIPE, Ready
 from dutyfree.engine.pool.native_source import Warmth, spans
 from dutyfree.engine.pool.scheduler.values import Policy
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.engine.sandbox.snapshot import enter_all
-from dutyfree.substrates.native import Native, NativeConfig, Ready
+from dutyfree.substrates.native import Native, NativeConfig
 
 # --- Without idle sandboxes -------------------------------------------------------------------------------
 
