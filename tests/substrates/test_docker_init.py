@@ -117,7 +117,7 @@ async def test_large_contents_beside_commands(docker: DockerSubstrate, tmp_path:
 
 @real
 async def test_commands_cannot_reach_init(docker: DockerSubstrate) -> None:
-    """Root in the container neither traces init, nor opens its streams, nor changes or ends it."""
+    """Root in the container neither traces init, nor opens its streams, nor limits, changes or ends it."""
     attempts = """
         try() { ( eval "$1" ) 2>/dev/null && echo "succeeded: $1"; }
         for fd in 0 1 2 3 4 5 6 7 8 9; do
@@ -129,6 +129,10 @@ async def test_commands_cannot_reach_init(docker: DockerSubstrate) -> None:
         try ": >> /proc/1/exe"
         try "echo x >> /.dutyfree-init"
         try "rm -f /.dutyfree-init"
+        # With less memory or fewer descriptors, init would fail, and the machine would seem to be the cause.
+        for limit in AS DATA NOFILE FSIZE CPU; do
+            try "python3 -c 'from resource import *; prlimit(1, RLIMIT_$limit, (1, 1))'"
+        done
         kill -KILL 1; kill -STOP 1; kill -TERM 1
         ls -l /proc/self/fd | grep -c pipe
         echo end

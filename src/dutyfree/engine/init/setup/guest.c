@@ -2,7 +2,8 @@
  *
  * Commands run as root in the same container. They cannot speak to the owner in our place: stdin and stdout are not
  * inherited, and without CAP_SYS_PTRACE no process can trace us or open our descriptors through /proc, because we are
- * not dumpable. A container with that capability, or with --privileged, has no such protection. */
+ * not dumpable. Nor can they lower our resource limits, which would make us fail. A container with that capability, with
+ * CAP_SYS_RESOURCE or with --privileged, has no such protection. */
 #define _GNU_SOURCE
 #include "setup/guest.h"
 
@@ -15,6 +16,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define FIRST_FREE 16 /* above all numbers that init.h fixes */
@@ -68,6 +70,15 @@ static int move_streams(void)
 	return 0;
 }
 
+/* Without CAP_SYS_RESOURCE, prlimit needs a process whose group id is equal to all three of ours. So make them differ.
+ * An exec gives commands the usual ids again. */
+static void protect_limits(void)
+{
+	const gid_t other = 1;
+
+	syscall(SYS_setresgid, (gid_t)-1, (gid_t)-1, other);
+}
+
 int guest_run(void)
 {
 	const struct ready ready = {.version = PROTOCOL_VERSION, .activated = now(), .mounted = now()};
@@ -78,6 +89,7 @@ int guest_run(void)
 		fputs("dutyfree-init: guest must be PID 1 of a container\n", stderr);
 		return 64;
 	}
+	protect_limits();
 	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0) {
 		perror("dutyfree-init: cannot clear the dumpable flag");
 		return 70;
