@@ -279,12 +279,18 @@ class Node:
         sandbox_labels.check(labels)
         asked, trace = perf_counter(), BuildTrace()
         state = await self.recipes.state(recipe, trace=trace)
-        async with enter_all([self.create(recipe, limits, labels, state) for _ in range(count)]) as sandboxes:
-            seconds = perf_counter() - asked
-            for sandbox in sandboxes:
-                served = self._served(recipe, trace, sandbox.id, seconds)
-                sandbox.served = served if sandbox is sandboxes[0] else _copied(served, recipe)
-            yield tuple(sandboxes)
+        # Hold the layers until all sandboxes do. A layer in memory goes as soon as it is on disk and unused.
+        self.layers.hold(state.trees)
+        try:
+            created = [self.create(recipe, limits, labels, state) for _ in range(count)]
+            async with enter_all(created) as sandboxes:
+                seconds = perf_counter() - asked
+                for sandbox in sandboxes:
+                    served = self._served(recipe, trace, sandbox.id, seconds)
+                    sandbox.served = served if sandbox is sandboxes[0] else _copied(served, recipe)
+                yield tuple(sandboxes)
+        finally:
+            self.layers.release(state.trees)
 
     def _fits_pool(self, recipe: Recipe, limits: Limits) -> bool:
         """Whether an idle sandbox can serve it: only network and output limits can change after creation."""

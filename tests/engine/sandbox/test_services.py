@@ -199,6 +199,10 @@ async def test_a_snapshot_after_a_service_has_ended(native: Any) -> None:
     many = "for i in $(seq 200); do echo $i > many-$i; done"
     async with native.sandbox(recipe(SLEEPING)) as sandbox:
         await sandbox.exec(f"until pkill -x sleep; do :; done; {many}")
+        with anyio.fail_after(60):
+            # Its shell ends after the sleep that was killed.
+            while (await sandbox.services())[0].running:  # noqa: ASYNC110 (nothing to wait for)
+                await anyio.sleep(0.02)
         await sandbox.snapshot()
         assert not (await sandbox.services())[0].running
         await sandbox.restart("sleeper")

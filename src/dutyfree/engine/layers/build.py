@@ -185,10 +185,11 @@ class LayerBuilder:
         build.waiters += 1
         try:
             with urgency.notify(build.urgency.escalate):
-                state = await asyncio.shield(build.built)
+                built = await asyncio.shield(build.built)
             if is_ours:
                 trace.note(build.outcome, request.number)
-            return state
+            # While this waiter woke up, the layer may have moved to disk.
+            return self.prefixes.get(key) or built
         except asyncio.CancelledError:
             if build.waiters == 1 and not build.built.done() and build.task is not None:
                 self._end(key, build)  # the next request starts a new build
