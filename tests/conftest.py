@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -113,10 +114,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"native: {found.detail}; to enable it: {found.remedy}")
     if (root := item.get_closest_marker("root")) and os.geteuid() != 0:
         pytest.skip(f"{root.args[0]}; to enable it: run as root")
-    if item.get_closest_marker("loop") and not (
-        Path("/dev/loop-control").exists() and shutil.which("mke2fs")
-    ):
-        pytest.skip("no loop devices or no mke2fs; to enable it: modprobe loop; apt-get install e2fsprogs")
+    if item.get_closest_marker("loop"):
+        if not (Path("/dev/loop-control").exists() and shutil.which("mke2fs")):
+            pytest.skip(
+                "no loop devices or no mke2fs; to enable it: modprobe loop; apt-get install e2fsprogs"
+            )
+        disk = shutil.disk_usage(tempfile.gettempdir())
+        if disk.free < disk.total / 10:  # native leaves 5 % free
+            pytest.skip(f"the disk of {tempfile.gettempdir()} is 90 % full; to enable it: free some space")
     if item.get_closest_marker("docker") and not (found := probed("docker")).available:
         pytest.skip(f"docker: {found.detail}; to enable it: scripts/docker-engine start")
 
