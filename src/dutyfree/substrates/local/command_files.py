@@ -32,8 +32,8 @@ from dutyfree.substrates.local.archive import pack, unpack
 
 ERRNO = 64
 
-# Turns the error message of the shell or of a tool into an exit code.
-_FAIL = """
+_PRELUDE = """
+# Turn the error message of the shell or of a tool into an exit code.
 fail() {
   case $1 in
     *'o space'* | *quota*) exit 92 ;;
@@ -46,60 +46,43 @@ fail() {
   printf '%s\\n' "$1" >&2
   exit 1
 }
-export LC_ALL=C
-"""
-
 # A path does not exist: is its parent not accessible, not a directory, or is only the name missing?
-_MISSING = (
-    _FAIL
-    + """
 missing() {
-  parent=${1%/*}; parent=${parent:-/}
   [ -d "$parent" ] && [ ! -x "$parent" ] && exit 77
   [ -e "$parent" ] && [ ! -d "$parent" ] && exit 84
   reason=$( { true <"$1"; } 2>&1 )
   case $reason in *'o such file'* | *nonexistent*) ;; *) [ -n "$reason" ] && fail "$reason" ;; esac
   exit 66
 }
+export LC_ALL=C
+parent=${1%/*}; parent=${parent:-/}
 """
-)
+"""What every script begins with."""
 
-READ = (
-    _MISSING
-    + """
+READ = """
 [ -d "$1" ] && exit 85
 [ -e "$1" ] || missing "$1"
 [ -f "$1" ] || exit 86
 [ -r "$1" ] || exit 77
 exec head -c 1073741825 <"$1"
 """
-)
 
-WRITE = (
-    _FAIL
-    + """
+WRITE = """
 [ -d "$1" ] && exit 85
 [ -e "$1" ] && [ ! -f "$1" ] && exit 86
-parent=${1%/*}; parent=${parent:-/}
 [ -d "$parent" ] || reason=$(mkdir -p -- "$parent" 2>&1) || fail "$reason"
 reason=$( { true >"$1"; } 2>&1 ) || fail "$reason"
 reason=$(cat 2>&1 >"$1") || fail "$reason"
 reason=$(chmod "$2" "$1" 2>&1) || fail "$reason"
 """
-)
 
-REMOVE = (
-    _MISSING
-    + """
+REMOVE = """
 [ -e "$1" ] || [ -L "$1" ] || missing "$1"
 reason=$(rm -rf -- "$1" 2>&1) || fail "$reason"
 """
-)
 
 # GNU find prints everything at once. With busybox, names go to stderr, and stat prints in the same order.
-LIST = (
-    _MISSING
-    + """
+LIST = """
 [ -e "$1" ] || missing "$1"
 [ -d "$1" ] || exit 84
 [ -r "$1" ] && cd -- "$1" 2>/dev/null || exit 77
@@ -107,31 +90,22 @@ find . -mindepth 1 -maxdepth 1 -printf '%y %s %m %f\\0' 2>/dev/null && exit 0
 find . -mindepth 1 -maxdepth 1 -print0 >&2
 find . -mindepth 1 -maxdepth 1 -print0 | xargs -0 -r stat -c '%f %s' --
 """
-)
 
 # The top of the archive has the last name of the path.
-UPLOAD = (
-    _FAIL
-    + """
+UPLOAD = """
 [ "$2" = directory ] || { [ -d "$1" ] && [ ! -L "$1" ] && exit 85; }
-parent=${1%/*}; parent=${parent:-/}
 [ -d "$parent" ] || reason=$(mkdir -p -- "$parent" 2>&1) || fail "$reason"
 cd -- "$parent" 2>/dev/null || exit 77
 reason=$(tar -xpof - 2>&1) || fail "$reason"
 """
-)
 
 # GNU tar exits with 1 if a file changed while it was read.
-DOWNLOAD = (
-    _MISSING
-    + """
+DOWNLOAD = """
 [ -e "$1" ] || [ -L "$1" ] || missing "$1"
 [ -L "$1" ] || [ -f "$1" ] || [ -d "$1" ] || exit 86
-parent=${1%/*}; parent=${parent:-/}
 cd -- "$parent" 2>/dev/null || exit 77
 { reason=$(tar -cf - "./${1##*/}" 2>&1 >&3) || [ $? = 1 ] || fail "$reason"; } 3>&1
 """
-)
 
 # The input is the old text, $2 bytes of it, and then the new one. Shells cannot replace bytes, so perl or
 # python3 does it. A text that does not occur once: how often, and the first lines, on stdout.
@@ -174,9 +148,7 @@ except OSError as error:
     sys.exit(64 + error.errno)
 """
 
-EDIT = (
-    _MISSING
-    + f"""
+EDIT = f"""
 [ -d "$1" ] && exit 85
 [ -e "$1" ] || missing "$1"
 [ -f "$1" ] || exit 86
@@ -185,7 +157,6 @@ command -v perl >/dev/null 2>&1 && exec perl -e '{_PERL}' "$1" "$2"
 command -v python3 >/dev/null 2>&1 && exec python3 -S -c '{_PYTHON}' "$1" "$2"
 exit 61
 """
-)
 NOT_ONCE, NO_EDITOR = 60, 61
 
 _KINDS = {"f": "file", "d": "directory", "l": "link"}
@@ -291,6 +262,7 @@ def script(text: str, path: str, *arguments: str) -> tuple[str, ...]:
     Docker takes JSON, so a path that is not UTF-8 (with surrogates, as of ``os.fsdecode``) is sent as octal
     escapes. The x keeps newlines at the end of a name.
     """
+    text = _PRELUDE + text
     try:
         path.encode()
     except UnicodeEncodeError:
