@@ -28,7 +28,6 @@ class Countable(Protocol):
 
     async def sandboxes(self) -> Sequence[str]:
         """The ids of the sandboxes that exist now."""
-        ...
 
 
 @runtime_checkable
@@ -37,7 +36,6 @@ class Pooling(Protocol):
 
     async def prefetch(self, recipes: Iterable[Recipe], count: int = 1) -> None:
         """Prepare ``count`` sandboxes of each recipe in the background, for requests that will come soon."""
-        ...
 
     def group(
         self,
@@ -48,7 +46,6 @@ class Pooling(Protocol):
         labels: Mapping[str, str] | None = None,
     ) -> AbstractAsyncContextManager[Sequence[Sandbox]]:
         """``count`` sandboxes in the same state, or none. Raises the errors of ``sandbox``."""
-        ...
 
 
 @runtime_checkable
@@ -57,11 +54,9 @@ class Leasing(Protocol):
 
     async def acquire(self, recipe: Recipe, size: int = 1) -> object:
         """A lease of ``size`` sandboxes. A pool may take further keyword arguments."""
-        ...
 
     def release(self, lease: Any) -> None:
         """Give the sandboxes of a lease back."""
-        ...
 
 
 @runtime_checkable
@@ -71,7 +66,6 @@ class Warmed(Protocol):
     @property
     def warmth(self) -> str:
         """The stage up to which it prepares sandboxes in advance."""
-        ...
 
 
 @runtime_checkable
@@ -80,7 +74,6 @@ class Settling(Protocol):
 
     async def settle(self) -> None:
         """Wait until there is nothing to do in the background."""
-        ...
 
 
 @runtime_checkable
@@ -89,7 +82,6 @@ class Resettable(Protocol):
 
     async def reset(self) -> None:
         """Return to the state in which it was handed out: no process, file or variable of its use is left."""
-        ...
 
 
 @runtime_checkable
@@ -98,7 +90,6 @@ class Snapshottable(Protocol):
 
     async def snapshot(self) -> Recipe:
         """Keep the files. Sandboxes of the returned recipe start from them, with the same variables."""
-        ...
 
 
 @runtime_checkable
@@ -107,7 +98,6 @@ class Forkable(Protocol):
 
     def fork(self, count: int) -> AbstractAsyncContextManager[Sequence[Sandbox]]:
         """``count`` new sandboxes that start from the files of this one."""
-        ...
 
 
 @runtime_checkable
@@ -119,11 +109,9 @@ class Pausable(Protocol):
 
         Timeouts do not run during the pause.
         """
-        ...
 
     async def resume(self) -> None:
         """Let the processes go on."""
-        ...
 
 
 @runtime_checkable
@@ -136,7 +124,6 @@ class NetworkControl(Protocol):
         A reset keeps the policy. Raises UsageError for a policy that is not valid. Raises ActionError if a
         process in the sandbox prevents the change, and DispatchError; then the former policy stays in force.
         """
-        ...
 
 
 @runtime_checkable
@@ -149,7 +136,6 @@ class Ports(Protocol):
         Raises PortClosed, a ConnectionRefusedError, if no process listens on the port.
         ``dutyfree.port_forward.forward`` gives the port an address on this machine.
         """
-        ...
 
 
 class Shell(Protocol):
@@ -157,7 +143,6 @@ class Shell(Protocol):
 
     async def run(self, command: str, *, timeout: float | None = None) -> Observation:
         """Run a command in the shell."""
-        ...
 
 
 @runtime_checkable
@@ -166,7 +151,6 @@ class ShellSessions(Protocol):
 
     def shell(self) -> AbstractAsyncContextManager[Shell]:
         """A shell; the end of the context ends it."""
-        ...
 
 
 class Process(Protocol):
@@ -177,11 +161,9 @@ class Process(Protocol):
 
     async def wait(self) -> Observation:
         """Wait for its end."""
-        ...
 
     async def kill(self) -> None:
         """Kill its whole process tree."""
-        ...
 
 
 @runtime_checkable
@@ -192,7 +174,6 @@ class BackgroundProcesses(Protocol):
         self, command: Command, *, cwd: str | None = None, env: Mapping[str, str] | None = None
     ) -> Process:
         """Start a command and return at once."""
-        ...
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -209,7 +190,6 @@ class Programmed(Protocol):
     @property
     def program(self) -> tuple[str, ...]:
         """The image's entry point and command; empty if it has none."""
-        ...
 
 
 @runtime_checkable
@@ -230,7 +210,6 @@ class Streaming(Protocol):
 
         An iterable as ``stdin`` is read as fast as the command reads, and not after the command has ended.
         """
-        ...
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -256,22 +235,18 @@ class ManagedProcess(Process, Protocol):
         The last ``Limits.output`` bytes are kept. If ``after`` is older, it begins with the oldest piece. To
         continue later, pass ``position + len(data)`` of the last piece.
         """
-        ...
 
     async def write(self, data: bytes) -> None:
         """Write to its stdin. Raises InputClosed (a BrokenPipeError), and ArgumentError if it has none."""
-        ...
 
     async def close_stdin(self) -> None:
         """End its input."""
-        ...
 
     async def signal(self, number: int) -> None:
         """Send a signal to its process group; nothing happens if it has ended.
 
         Raises LimitError for a number that is not a signal.
         """
-        ...
 
 
 @runtime_checkable
@@ -287,15 +262,12 @@ class ManagedProcesses(Protocol):
         stdin: bool = False,
     ) -> ManagedProcess:
         """Start a command. With ``stdin`` you can write to its input; otherwise its input is empty."""
-        ...
 
     async def processes(self) -> Sequence[ManagedProcess]:
         """All processes that run, and the latest of those that have ended."""
-        ...
 
     async def attach(self, id: str) -> ManagedProcess:  # noqa: A002
         """The process with this id. Raises UnknownProcess, a KeyError."""
-        ...
 
 
 class Terminal(Protocol):
@@ -306,23 +278,18 @@ class Terminal(Protocol):
 
     async def read(self) -> bytes:
         """Wait for output and return it; empty after the end."""
-        ...
 
     async def write(self, data: bytes) -> None:
         """Send input, as if typed; waits until the command reads it. Raises InputClosed after its end."""
-        ...
 
     async def resize(self, rows: int, columns: int) -> None:
         """Change the size. Raises LimitError for a size out of range."""
-        ...
 
     async def wait(self) -> Observation:
         """Wait for the end of the command. The observation has no output."""
-        ...
 
     async def kill(self) -> None:
         """Kill its whole process tree."""
-        ...
 
 
 @runtime_checkable
@@ -340,7 +307,6 @@ class Terminals(Protocol):
         user: str | None = None,
     ) -> AbstractAsyncContextManager[Terminal]:
         """A terminal that runs a command, or a shell. The end of the context kills its processes."""
-        ...
 
 
 @runtime_checkable
@@ -353,7 +319,6 @@ class Editing(Protocol):
         The file is replaced as a whole and keeps its mode and owner. Links are followed. Raises EditError,
         and the ActionErrors of ``read`` and ``write``.
         """
-        ...
 
 
 @runtime_checkable
@@ -378,7 +343,6 @@ class Searching(Protocol):
 
         Raises ActionError for a bad expression (kind ``pattern``), for the path, and after the timeout.
         """
-        ...
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -403,7 +367,6 @@ class Watching(Protocol):
 
         The iteration ends if the path itself is deleted. Entering raises ActionError.
         """
-        ...
 
 
 @runtime_checkable
@@ -419,7 +382,6 @@ class Batching(Protocol):
         the first failure: an error, or a command whose observation is not ``ok``. Errors of the substrate are
         raised. A cancellation kills the running action, and the following ones do not start.
         """
-        ...
 
 
 @runtime_checkable
@@ -428,14 +390,12 @@ class Serving(Protocol):
 
     async def services(self) -> Sequence[ServiceState]:
         """The state of each service, in the order of the recipe."""
-        ...
 
     async def restart(self, service: str) -> None:
         """End a service, if it runs, and start it.
 
         Raises UsageError for an unknown name, and ActionError if it does not become ready.
         """
-        ...
 
     async def call(
         self,
@@ -452,4 +412,3 @@ class Serving(Protocol):
         ``env`` adds to the service's variables. A service that has ended is started again first. Raises
         UsageError if no service of this name forks, and ActionError if it does not become ready.
         """
-        ...

@@ -24,12 +24,10 @@ class Sandbox(Protocol):
     @property
     def workdir(self) -> str:
         """The directory in which commands start and relative paths begin. It is writable."""
-        ...
 
     @property
     def spans(self) -> tuple[Span, ...]:
         """The parts of the time that the creation took."""
-        ...
 
     async def exec(
         self,
@@ -50,7 +48,6 @@ class Sandbox(Protocol):
         executable, has a NUL byte or is too long, the user does not exist, no process or memory is left).
         Raises ArgumentError for wrong types.
         """
-        ...
 
     async def read(self, path: str) -> bytes:
         """Read the whole file.
@@ -59,22 +56,18 @@ class Sandbox(Protocol):
         Most are also Python's FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, or
         OSError with an errno; shutil.SpecialFileError for a pipe, a socket or a device.
         """
-        ...
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Write the whole file, and make missing parent directories.
 
         Raises ActionError, LimitError for a mode out of range, ArgumentError for data that is not bytes.
         """
-        ...
 
     async def list(self, path: str) -> tuple[Entry, ...]:
         """The entries of a directory, sorted by name. Raises ActionError."""
-        ...
 
     async def remove(self, path: str) -> None:
         """Remove a file or a directory tree. Raises ActionError."""
-        ...
 
     async def upload(self, source: Path, path: str) -> None:
         """Copy a local file or tree to exactly ``path``, with its modes.
@@ -82,7 +75,6 @@ class Sandbox(Protocol):
         Links stay links, also if the source itself is a link. Pipes, sockets and devices in a tree are left
         out. Raises ActionError for ``path``, and Python's own FileNotFoundError for a missing source.
         """
-        ...
 
     async def download(self, path: str, target: Path, *, outside_links: bool = False) -> tuple[str, ...]:
         """Copy a file or tree of the sandbox to exactly ``target``, in the way of ``upload``.
@@ -93,4 +85,3 @@ class Sandbox(Protocol):
         ActionError for ``path``, also if it is such a link, and for its contents; Python's own OSError for
         ``target``.
         """
-        ...

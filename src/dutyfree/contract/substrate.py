@@ -28,7 +28,6 @@ class Substrate(Protocol):
         If it is an address of this host, the service must listen on it. Any other address stands for the
         host's loopback.
         """
-        ...
 
     def sandbox(
         self,
@@ -42,15 +41,12 @@ class Substrate(Protocol):
         Entering raises CreateError, or PoolError if a pool cannot give one. Leaving raises CleanupError,
         unless the body raised: then the body's error passes.
         """
-        ...
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
         """Prepare the recipe, so that its first sandbox starts faster. Raises CreateError."""
-        ...
 
     async def facts(self) -> dict[str, str]:
         """Versions, image digests and settings, for the readers of measurements."""
-        ...
 
 
 class Availability(msgspec.Struct, frozen=True):
@@ -71,7 +67,6 @@ class Provider(Protocol):
 
     async def probe(self, config: msgspec.Struct, /) -> Availability:
         """Check cheaply whether it would open. A classmethod; raises nothing."""
-        ...
 
 
 def refuse_second_entry(is_open: bool, substrate: str) -> None:

@@ -47,15 +47,12 @@ class Progress(Protocol):
 
     def note(self, text: str) -> None:
         """Report what is being prepared, or was left out."""
-        ...
 
     def begin(self, done: int, total: int) -> None:
         """Report that the trials start; ``done`` of them are recorded already."""
-        ...
 
     def ended(self, ended: Trial, done: int, total: int, seconds_left: float | None) -> None:
         """Report that a trial ended."""
-        ...
 
 
 async def run(plan: Plan, out: Path, *, resume: bool, progress: Progress) -> Records:

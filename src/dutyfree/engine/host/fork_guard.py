@@ -23,7 +23,6 @@ class Bound(Protocol):
         Do not touch the event loop: it shares its selector with the parent, so a descriptor removed here is
         removed there too.
         """
-        ...
 
 
 _BOUND: weakref.WeakSet[Bound] = weakref.WeakSet()

@@ -32,7 +32,6 @@ class SandboxSource(Protocol):
         Keeps the layers of the stages up to depth ``keep``. Raises StageError if a stage fails, and another
         SubstrateError if the machinery fails.
         """
-        ...
 
     async def promote(
         self, sandbox: Sandbox, recipe: Recipe, start: int, depth: int, *, keep: int, urgency: Urgency
@@ -41,22 +40,18 @@ class SandboxSource(Protocol):
 
         Raises as ``create`` does. The pool then destroys the sandbox.
         """
-        ...
 
     async def reset(self, sandbox: Sandbox) -> tuple[Sandbox, int]:
         """Put a sandbox back into its state. Returns the clean sandbox, and its depth. Raises SubstrateError.
 
         The clean sandbox may be another object with another id, so that the former holder cannot reach it.
         """
-        ...
 
     async def verify(self, sandbox: Sandbox) -> None:
         """Check that a reset left nothing behind. Raises SubstrateError: the pool then discards it."""
-        ...
 
     def alive(self, sandbox: Sandbox) -> bool:
         """Whether the sandbox is alive, as far as is known. Called at every hand-out, so it does not wait."""
-        ...
 
     def hand_out(self, sandbox: Sandbox, served: Served, recipe: Recipe, labels: Mapping[str, str]) -> None:
         """A caller has this sandbox now: give it the variables of the recipe, and show the labels.
@@ -64,15 +59,12 @@ class SandboxSource(Protocol):
         The recipe may differ from the one that the sandbox was made for in ``env`` and ``path``, and only if
         it has no services.
         """
-        ...
 
     async def destroy(self, sandbox: Sandbox) -> None:
         """Remove a sandbox, dead or alive. Raises CleanupError."""
-        ...
 
     def forget(self, layer: str) -> None:
         """Drop a layer, named as in ``PrefixChain.layers``, that no sandbox and no other layer uses."""
-        ...
 
 
 @runtime_checkable
@@ -81,4 +73,3 @@ class ForkingSource(Protocol):
 
     async def fork(self, sandbox: Sandbox, count: int) -> Sequence[NewSandbox]:
         """``count`` copies, all or none. Raises SubstrateError."""
-        ...

@@ -24,17 +24,14 @@ class SandboxControl(Protocol):
     @property
     def freezer(self) -> bool:
         """Whether ``freeze`` stops all processes; otherwise init alone."""
-        ...
 
     async def freeze(self) -> None:
         """Raises ExecError, ActionTimeout."""
-        ...
 
     async def thaw(self) -> None: ...
 
     async def destroy(self) -> None:
         """End it, and wait until nothing is left. Raises CleanupError."""
-        ...
 
 
 class Lifecycle:

@@ -29,7 +29,6 @@ class NameEntry(Protocol):
     @property
     def keys(self) -> set[str]:
         """Keys of the layers that must stay."""
-        ...
 
 
 T = TypeVar("T", bound=NameEntry)

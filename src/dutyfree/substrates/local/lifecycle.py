@@ -23,7 +23,6 @@ class Closable(Protocol):
 
     async def close(self) -> None:
         """Raises OSError, SubstrateError."""
-        ...
 
 
 @asynccontextmanager
