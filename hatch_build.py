@@ -19,6 +19,7 @@ except ImportError:
 
 FLAGS = [
     "-std=c17",
+    "-D_GNU_SOURCE",
     "-O2",
     "-Wall",
     "-Wextra",
@@ -33,6 +34,7 @@ LINK_FLAGS = ["-Wl,--sort-section=alignment"]
 
 SANITIZED_FLAGS = [
     "-std=c17",
+    "-D_GNU_SOURCE",
     "-O1",
     "-g",
     "-Wall",

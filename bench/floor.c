@@ -7,7 +7,6 @@
  *   v V   a program on the host, started with vfork: dynamic, static
  *   p P   a sandbox from prepared parts: dynamic program, static program
  *   f F   a sandbox from new parts: dynamic program, static program */
-#define _GNU_SOURCE
 #include "launcher/disk.h"
 #include "launcher/fd_handover.h"
 #include "launcher/layers.h"

@@ -1,7 +1,6 @@
 /* One kind of kernel work in a loop. Prints the nanoseconds of one repetition.
  *
  * usage: walls KIND TIMES [FILE]. walls.py runs it in sandboxes with different isolation. */
-#define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>

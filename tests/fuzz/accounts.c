@@ -1,6 +1,5 @@
 /* Files with users: a sandbox's /etc/passwd and /etc/group, a host's /etc/subuid and uid_map. The input is a user, the
  * text of the first file and that of the second, each with a NUL at its end. */
-#define _GNU_SOURCE
 #include "pid1/process.c"
 #include "launcher/host.c"
 #include "jail.h"

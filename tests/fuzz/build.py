@@ -19,6 +19,7 @@ SHARED = HERE / "jail.c"
 TARGETS = tuple(sorted(path.stem for path in HERE.glob("*.c") if path != SHARED))
 FLAGS = [
     "-std=c17",
+    "-D_GNU_SOURCE",
     "-O1",
     "-g",
     "-Wall",

@@ -1,5 +1,4 @@
 /* Discovery of control groups. The input is the text of /proc/self/mountinfo, a NUL, and that of /proc/self/cgroup. */
-#define _GNU_SOURCE
 #include "launcher/cgroup.c"
 #include "jail.h"
 

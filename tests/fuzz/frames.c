@@ -1,7 +1,6 @@
 /* Init's frames, through its own socket, without real processes. The first three bytes of the input: how many
  * descriptors to send, the size of the pieces in units of 16 bytes, and flags: whether commands end meanwhile, and
  * whether init is a guest. Then the stream. */
-#define _GNU_SOURCE
 #include "pid1/init.c"
 #include "pid1/frame_queue.c"
 #include "jail.h"

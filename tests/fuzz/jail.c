@@ -1,6 +1,5 @@
 /* Inputs can name any path. So the whole host is read-only and without devices, except for the two directories that the
  * fuzzer writes to, and a small tmpfs without exec. All three are in DUTYFREE_FUZZ (see __main__.py). */
-#define _GNU_SOURCE
 #include "jail.h"
 
 #include "sys.h"

@@ -1,6 +1,5 @@
 /* Shared by all harnesses: a directory to write to, and a read-only view of the rest of the host. */
-#ifndef DUTYFREE_FUZZ_JAIL_H
-#define DUTYFREE_FUZZ_JAIL_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -21,5 +20,3 @@ void jail_file(const char *path, const void *data, size_t size);
 void jail_cover(const char *path, const char *with); /* bind-mount one of our files over a file of the host */
 int jail_memory(const void *data, size_t size);      /* a memfd with this content */
 void require(int holds, const char *what);           /* if it does not hold, the input is a finding */
-
-#endif

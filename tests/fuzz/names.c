@@ -1,5 +1,4 @@
 /* DNS messages. The input is a query (two bytes of size, then the bytes) and the answer of a resolver (the rest). */
-#define _GNU_SOURCE
 #include "egress/dns.h"
 #include "jail.h"
 

@@ -1,5 +1,4 @@
 /* Network policies. The input is two bytes of size, a port, an address, a policy of that size, and a name. */
-#define _GNU_SOURCE
 #include "egress/policy.h"
 #include "jail.h"
 

@@ -1,7 +1,6 @@
 /* The launcher's requests, with all changes to the host replaced. The input is a sequence of events: a kind, two bytes
  * of size, and data. The data is a request, a message of the egress process, or the number of a sandbox that has ended
  * or is frozen. */
-#define _GNU_SOURCE
 #include "launcher/launcher.c"
 #include "launcher/sandboxes.c"
 #include "egress/netns.h"

@@ -1,6 +1,5 @@
 /* Searches. The input is the payload of a frame (two bytes of size, then the bytes), and the text of a file to search
  * in. */
-#define _GNU_SOURCE
 #include "pid1/search.c"
 #include "jail.h"
 

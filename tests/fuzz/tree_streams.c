@@ -1,5 +1,4 @@
 /* Tree streams: unpack the input, pack the result, and unpack that again. */
-#define _GNU_SOURCE
 #include "jail.h"
 #include "pid1/init.h"
 

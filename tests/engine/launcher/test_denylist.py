@@ -68,9 +68,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("gcc is missing; to enable it: apt-get install gcc")
     target = tmp_path_factory.mktemp("verdicts") / "verdicts"
     sources = [HERE / "verdicts.c", SOURCES / "egress/policy.c"]
-    subprocess.run(
-        ["gcc", "-std=gnu17", "-Wall", "-Werror", f"-I{SOURCES}", *sources, "-o", target], check=True
-    )
+    flags = ["-std=gnu17", "-D_GNU_SOURCE", "-Wall", "-Werror", f"-I{SOURCES}"]
+    subprocess.run(["gcc", *flags, *sources, "-o", target], check=True)
     return target
 
 

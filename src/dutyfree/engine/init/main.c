@@ -5,7 +5,6 @@
  * Rooms: launcher/ creates sandboxes; setup/ turns a clone of the launcher into a sandbox; pid1/ is init, PID 1 of a
  * sandbox; egress/ makes network connections for sandboxes. protocol.h is what the owner and this program send to each
  * other. Start reading at launcher/launcher.c. */
-#define _GNU_SOURCE
 #include "launcher/launcher.h"
 #include "launcher/title.h"
 #include "protocol.h"

@@ -6,8 +6,7 @@
  *
  * Integers have the machine's byte order, because both ends run on one machine. Strings are NUL-terminated. The
  * receiver checks every length. A frame that does not fit its kind is answered with EPROTO and has no effect. */
-#ifndef DUTYFREE_PROTOCOL_H
-#define DUTYFREE_PROTOCOL_H
+#pragma once
 
 #include <errno.h>
 #include <stdint.h>
@@ -370,5 +369,3 @@ struct member {
 	uint32_t mode;
 	uint32_t path_size;
 };
-
-#endif

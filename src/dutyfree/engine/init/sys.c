@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "sys.h"
 
 #include "setup/seccomp.h"

@@ -1,6 +1,5 @@
 /* System calls that the C library lacks, and small helpers that all rooms use. */
-#ifndef DUTYFREE_SYS_H
-#define DUTYFREE_SYS_H
+#pragma once
 
 #include <errno.h>
 #include <stdbool.h>
@@ -58,5 +57,3 @@ int run_child(int (*body)(void *), void *argument, int group);
 pid_t fork_into(int group);
 
 int pidfd_signal(int pidfd, int signal);
-
-#endif

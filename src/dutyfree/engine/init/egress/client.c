@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "egress/client.h"
 
 #include "egress/egress.h"

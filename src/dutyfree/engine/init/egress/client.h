@@ -1,6 +1,5 @@
 /* The launcher's side of egress: it starts the egress process (egress.h) when a sandbox first needs it. */
-#ifndef DUTYFREE_EGRESS_CLIENT_H
-#define DUTYFREE_EGRESS_CLIENT_H
+#pragma once
 
 #include "launcher/sandboxes.h"
 
@@ -9,5 +8,3 @@ void sandbox_connect(const struct request *request, const struct port *port);
 void sandbox_close_egress(const struct sandbox *sandbox);
 void egress_replied(void);      /* the socket to the egress process is readable */
 void egress_client_close(void); /* kill the egress process */
-
-#endif

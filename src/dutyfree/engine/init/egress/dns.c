@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "egress/dns.h"
 
 #include <ctype.h>

@@ -1,6 +1,5 @@
 /* DNS messages as bytes: parse queries, build queries and answers. No sockets here. */
-#ifndef DUTYFREE_DNS_H
-#define DUTYFREE_DNS_H
+#pragma once
 
 #include <netinet/in.h>
 #include <stdbool.h>
@@ -33,5 +32,3 @@ bool dns_is_answer(const struct question *question, uint16_t id, const uint8_t *
 /* Call `found` for each address in an answer. */
 void dns_addresses(const uint8_t *message, size_t size,
 		   void (*found)(void *context, const struct in6_addr *address, uint32_t seconds), void *context);
-
-#endif

@@ -1,5 +1,4 @@
 /* DNS forwarding: send the queries of a sandbox to the host's resolvers, and the answers back. */
-#define _GNU_SOURCE
 #include "egress/egress.h"
 
 #include "egress/dns.h"

@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "egress/egress.h"
 
 #include "egress/netns.h"

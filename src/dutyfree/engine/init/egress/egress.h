@@ -6,8 +6,7 @@
  * descriptors per sandbox are limited, and sandboxes are served in turns.
  * In the launcher, client.c talks to the egress process, and netns.c (with routes.c and sk_lookup.c) redirects the
  * traffic of a sandbox's network namespace to it. Start reading at netns.h, then egress_start() in egress.c. */
-#ifndef DUTYFREE_EGRESS_H
-#define DUTYFREE_EGRESS_H
+#pragma once
 
 #include "egress/policy.h"
 
@@ -80,5 +79,3 @@ void lookup_retry(struct client *client, uint64_t moment);
 unsigned lookup_total(void); /* active lookups of all sandboxes */
 
 socklen_t socket_address(const struct in6_addr *address, uint16_t port, struct sockaddr_storage *result);
-
-#endif

@@ -1,5 +1,4 @@
 /* The seccomp filter of the egress process. */
-#define _GNU_SOURCE
 #include "egress/egress.h"
 
 #include <linux/audit.h>

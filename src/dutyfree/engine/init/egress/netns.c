@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "egress/netns.h"
 
 #include "launcher/host.h"

@@ -4,8 +4,7 @@
  * and a BPF sk_lookup program gives every connection to one listening socket (sk_lookup.c). The egress process gets
  * that socket. The local address of an accepted connection is the destination that the client asked for. The host's
  * firewall and routes stay as they are, and the sandbox sends no packets into the host's network. */
-#ifndef DUTYFREE_NETNS_H
-#define DUTYFREE_NETNS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -33,5 +32,3 @@ int netns_connect(int netns, uint16_t port, int ipv6);
 
 int routes_configure(bool open, bool ipv6);    /* set up or remove them in the current namespace: 0 or -errno */
 int sk_lookup_attach(int netns, int listener); /* a descriptor that keeps the program attached, or -errno */
-
-#endif

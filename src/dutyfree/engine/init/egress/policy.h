@@ -1,6 +1,5 @@
 /* The network policy of a sandbox: decides what it may reach. No sockets here, only values. */
-#ifndef DUTYFREE_POLICY_H
-#define DUTYFREE_POLICY_H
+#pragma once
 
 #include "protocol.h"
 
@@ -43,5 +42,3 @@ bool policy_allows_name(const struct policy *policy, const char *name, size_t si
 /* An allowed name resolved to this address. */
 void policy_add_resolved(struct policy *policy, const char *name, size_t size, const struct in6_addr *address,
 			 uint64_t until);
-
-#endif

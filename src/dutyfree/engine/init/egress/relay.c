@@ -3,7 +3,6 @@
  *
  * splice() moves the data through a pipe that all connections share, so the pipe must be empty after each turn. What
  * the receiver cannot take is saved in memory, and nothing more is read until it is sent. */
-#define _GNU_SOURCE
 #include "egress/egress.h"
 
 #include "sys.h"

@@ -1,6 +1,5 @@
 /* Addresses, routes and rules of a sandbox's network namespace: all TCP goes to its loopback, everything else is
  * unreachable. */
-#define _GNU_SOURCE
 #include "egress/netns.h"
 
 #include "sys.h"

@@ -1,5 +1,4 @@
 /* The BPF sk_lookup program, which gives every incoming connection to one listener. */
-#define _GNU_SOURCE
 #include "egress/netns.h"
 
 #include "sys.h"

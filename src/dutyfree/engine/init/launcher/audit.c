@@ -1,6 +1,5 @@
 /* Audit: what the launcher checks of a sandbox from outside, where no process inside can fake it. Its limits in the
  * kernel, its POSIX message queues, and the memory that it uses. */
-#define _GNU_SOURCE
 #include "launcher/cgroup.h"
 #include "launcher/host.h"
 #include "launcher/sandboxes.h"

@@ -1,7 +1,6 @@
 /* Limits: one control group (cgroup) for each slot, below the launcher's own. Works with cgroup v1, v2 and both at
  * once; cgroup_v2.h has what only v2 needs. */
-#ifndef DUTYFREE_CGROUP_H
-#define DUTYFREE_CGROUP_H
+#pragma once
 
 #include "protocol.h"
 
@@ -46,5 +45,3 @@ void cgroup_close(void);
 
 extern const char *const cgroup_names[CGROUP_KINDS];
 bool list_contains(const char *list, const char *word, char separator);
-
-#endif

@@ -1,7 +1,6 @@
 /* What only cgroup v2 needs. There a process is in one group with all its threads, a group with children holds no
  * processes, and the parent group enables the controllers of its children. */
-#ifndef DUTYFREE_CGROUP_V2_H
-#define DUTYFREE_CGROUP_V2_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -13,5 +12,3 @@ bool cgroup_v2_has_controller(int group, int kind);
 int cgroup_v2_split(int group, int proc);
 extern int cgroup_v2_inits;     /* the group of all inits, outside of their sandboxes' groups */
 extern int cgroup_v2_namespace; /* a cgroup namespace whose root is the launcher's group */
-
-#endif

@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "launcher/disk.h"
 
 #include "launcher/cgroup.h"

@@ -7,8 +7,7 @@
  *
  * Making an image and unmounting one wait for the disk. Two helper processes do that, so that the launcher never waits:
  * one makes images in advance, the other one unmounts. */
-#ifndef DUTYFREE_DISK_H
-#define DUTYFREE_DISK_H
+#pragma once
 
 #include "protocol.h"
 
@@ -43,5 +42,3 @@ bool disk_is_image(int mount, struct snapshot_usage *empty); /* whether it is on
 
 /* sandboxes.c: try the waiting requests again. With an error, the first one that waits for this size has failed. */
 void sandbox_disk_made(uint64_t size, int error, const char *step);
-
-#endif

@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "launcher/fd_handover.h"
 
 #include "launcher/cgroup_v2.h"

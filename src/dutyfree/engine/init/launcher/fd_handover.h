@@ -3,8 +3,7 @@
  * The clone shares the launcher's descriptor table (CLONE_FILES), which may be long. It then unshares only the part
  * below HANDED_END, so the cost does not grow with the number of sandboxes. Until then the launcher does not touch that
  * part. */
-#ifndef DUTYFREE_FD_HANDOVER_H
-#define DUTYFREE_FD_HANDOVER_H
+#pragma once
 
 #include "launcher/slot.h"
 
@@ -28,5 +27,3 @@ void handover_finish(int pidfd);                         /* after the clone: wai
 
 /* In the clone: 0 or -errno. `handed` becomes a copy of the slot with the clone's own descriptor numbers. */
 int handover_receive(const struct slot *slot, struct slot *handed);
-
-#endif

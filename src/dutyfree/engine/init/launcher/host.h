@@ -1,6 +1,5 @@
 /* What this host lets the launcher do. Found once at the start. */
-#ifndef DUTYFREE_HOST_H
-#define DUTYFREE_HOST_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -20,5 +19,3 @@ extern struct host host;
 /* Without CAP_SYS_ADMIN, enter a new user namespace: 0 or -errno. */
 int host_enter(void);
 void host_describe(char *text, size_t size);
-
-#endif

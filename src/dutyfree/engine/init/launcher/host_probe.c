@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "launcher/host_probe.h"
 
 #include "launcher/host.h"

@@ -1,6 +1,5 @@
 /* Each range is one byte of a file, and a launcher locks the bytes of its ranges. The kernel drops the locks when the
  * process ends, so there is nothing to clean up after a crash. */
-#define _GNU_SOURCE
 #include "launcher/id_ranges.h"
 
 #include "launcher/host.h"

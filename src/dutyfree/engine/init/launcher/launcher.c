@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "launcher/launcher.h"
 
 #include "egress/client.h"

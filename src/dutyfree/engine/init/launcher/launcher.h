@@ -5,9 +5,6 @@
  * (id_ranges.c), namespaces, a control group (cgroup.c, cgroup_v2.c), and a parked process (parked.c) that gets its
  * descriptors by fd_handover.c. layers.c is the launcher's own root. host.c and host_probe.c find out what this machine
  * allows. Start reading at launcher_run(). */
-#ifndef DUTYFREE_LAUNCHER_H
-#define DUTYFREE_LAUNCHER_H
+#pragma once
 
 _Noreturn void launcher_run(int socket, unsigned without); /* without: enum wall */
-
-#endif

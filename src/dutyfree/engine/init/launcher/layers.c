@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "launcher/layers.h"
 
 #include "launcher/disk.h"

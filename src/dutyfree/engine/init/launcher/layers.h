@@ -4,8 +4,7 @@
  *   /up    writable file system          /mask    an empty file and an empty directory
  *   /new   root while it is mounted      /parked  /proc and /dev of a parked process
  *   /proc  the host's, rootless only; a parked process unmounts it once it has its own */
-#ifndef DUTYFREE_LAYERS_H
-#define DUTYFREE_LAYERS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -20,5 +19,3 @@ int layer_open(uint32_t number);        /* its directory: a descriptor or -errno
 int layer_remove(uint32_t number);
 void layer_path(char *path, uint32_t number);
 #define LAYER_PATH 16
-
-#endif

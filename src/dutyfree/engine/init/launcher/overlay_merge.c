@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "launcher/overlay_merge.h"
 
 #include "launcher/host.h"

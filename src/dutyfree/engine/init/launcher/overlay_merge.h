@@ -5,8 +5,7 @@
  *
  * If the layers below are given too, redirected directories are copied in full instead. The result then works on any
  * lower layers. */
-#ifndef DUTYFREE_OVERLAY_MERGE_H
-#define DUTYFREE_OVERLAY_MERGE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -19,5 +18,3 @@
 
 /* Merge the first `own` directories, uppermost first, into an empty one: 0 or -errno. `on_disk`: apply the limits. */
 int overlay_merge(const int *layers, int count, int own, int target, bool on_disk);
-
-#endif

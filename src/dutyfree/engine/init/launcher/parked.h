@@ -2,8 +2,7 @@
  *
  * It has its own mount, pid, ipc and uts namespaces, /proc and devices. The request adds the rest: files, limits,
  * network, name. Most of the time that a sandbox takes has passed by then. */
-#ifndef DUTYFREE_PARKED_H
-#define DUTYFREE_PARKED_H
+#pragma once
 
 #include "launcher/slot.h"
 
@@ -21,5 +20,3 @@ int parked_create(struct slot *slot); /* 0 or -errno */
 /* It becomes a sandbox: 0 or -errno. */
 int parked_activate(const struct slot *slot, struct activation *activation, int upper);
 void parked_kill(struct slot *slot); /* and wait for its end, if there is one */
-
-#endif

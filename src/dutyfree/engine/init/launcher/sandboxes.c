@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "launcher/sandboxes.h"
 
 #include "egress/client.h"

@@ -1,6 +1,5 @@
 /* The launcher's sandboxes: create, destroy, snapshot, and what is done to them from outside. */
-#ifndef DUTYFREE_SANDBOXES_H
-#define DUTYFREE_SANDBOXES_H
+#pragma once
 
 #include "launcher/slot.h"
 #include "protocol.h"
@@ -67,5 +66,3 @@ void freeze_poll(void);   /* check all sandboxes that a FREEZE waits for, and tr
 
 /* audit.c */
 void sandbox_audit(const struct request *request);
-
-#endif

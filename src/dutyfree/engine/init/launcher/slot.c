@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "launcher/slot.h"
 
 #include "egress/netns.h"

@@ -1,7 +1,6 @@
 /* A slot: what a sandbox needs and the launcher can make in advance. A range of user ids, a user namespace, a network
  * namespace, a control group, and a parked process (parked.h). */
-#ifndef DUTYFREE_SLOT_H
-#define DUTYFREE_SLOT_H
+#pragma once
 
 #include "launcher/cgroup.h"
 
@@ -33,5 +32,3 @@ unsigned slot_count(void);
 bool slot_needs_parked(unsigned target); /* fewer parked processes than wanted */
 int slot_prepare(unsigned target);       /* create one slot or one parked process: 0 or -errno */
 void slot_kill_parked(void);             /* kill all parked processes: they lack a new layer, or hold an old one */
-
-#endif

@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "launcher/snapshot.h"
 
 #include "launcher/cgroup.h"

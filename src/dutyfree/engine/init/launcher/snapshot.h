@@ -1,7 +1,6 @@
 /* Snapshots: the files that a sandbox has written become layers. Either move them, if the sandbox will not write any
  * more, or copy them. */
-#ifndef DUTYFREE_SNAPSHOT_H
-#define DUTYFREE_SNAPSHOT_H
+#pragma once
 
 #include "protocol.h"
 
@@ -26,5 +25,3 @@ int snapshot_pidfd(int number); /* readable when the job has ended */
 /* Collect the result of an ended job: 0 or -errno. */
 int snapshot_finish(int number, struct snapshot_layers *layers, uint32_t *serial);
 void snapshot_kill_all(void);
-
-#endif

@@ -1,7 +1,6 @@
 /* Process titles in /proc/PID/cmdline of the launcher and its sandboxes, for `dutyfree ps`. A sandbox can read its own,
  * so it says nothing about the host. */
-#ifndef DUTYFREE_TITLE_H
-#define DUTYFREE_TITLE_H
+#pragma once
 
 #include "protocol.h"
 
@@ -10,5 +9,3 @@ extern const char title_placeholder[LABEL_MAX + 16];
 
 void title_init(int argc, char **argv); /* remember where the arguments are: once, at the start */
 void title_set(const char *label);      /* in the clone: the sandbox's number and image */
-
-#endif

@@ -1,6 +1,5 @@
 /* Wait until a file exists, or a Unix socket accepts connections. It polls in a worker process that is killed at the
  * deadline, because no event tells when a socket starts to listen. */
-#define _GNU_SOURCE
 #include "pid1/init.h"
 #include "sys.h"
 

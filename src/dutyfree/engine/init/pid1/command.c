@@ -1,5 +1,4 @@
 /* Commands that run: their output, deadlines and end. */
-#define _GNU_SOURCE
 #include "pid1/command.h"
 #include "sys.h"
 

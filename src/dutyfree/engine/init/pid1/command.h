@@ -1,6 +1,5 @@
 /* One running command. exec.c starts it, command.c looks after it, output.c handles its output. */
-#ifndef DUTYFREE_COMMAND_H
-#define DUTYFREE_COMMAND_H
+#pragma once
 
 #include "pid1/init.h"
 
@@ -62,5 +61,3 @@ void call_free(struct call *call);
 bool call_retry(struct command *command); /* its fork ended before it began: give it to another one */
 void call_reaped(pid_t pid);              /* a child has ended */
 void call_service_ended(uint32_t id);     /* if this command was a service */
-
-#endif

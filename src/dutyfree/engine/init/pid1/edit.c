@@ -1,6 +1,5 @@
 /* Replace a text that occurs exactly once in a file. The new file replaces the old one by rename, so readers see one or
  * the other, and a failed edit changes nothing. */
-#define _GNU_SOURCE
 #include "pid1/init.h"
 #include "sys.h"
 

@@ -1,5 +1,4 @@
 /* Start a command that runs a program: parse the frame, create pipes, start the process. */
-#define _GNU_SOURCE
 #include "pid1/command.h"
 #include "sys.h"
 

@@ -2,7 +2,6 @@
  * paths start at init's working directory.
  *
  * A symbolic link could point to /proc/self/fd, which are init's descriptors: open_no_magiclinks refuses it. */
-#define _GNU_SOURCE
 #include "pid1/init.h"
 #include "sys.h"
 

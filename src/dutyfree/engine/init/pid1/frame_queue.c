@@ -1,6 +1,5 @@
 /* Queued frames: those with FRAME_AFTER wait until the request of the frame before them has ended. A batch is just
  * frames with that flag, so it needs one message of the owner. */
-#define _GNU_SOURCE
 #include "pid1/init.h"
 #include "sys.h"
 

@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "pid1/init.h"
 
 #include "pid1/seccomp_broker.h"

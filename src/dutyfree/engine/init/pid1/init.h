@@ -4,8 +4,7 @@
  * output.c. Actions on files: files.c, tree_stream.c, edit.c, search.c, watch.c. Services: service_calls.c,
  * await_ready.c. Also priority.c (CPU weight), oom.c (OOM kills), verify.c (reset checks) and seccomp_broker.c (system
  * calls that init decides). Start reading at init_run(). */
-#ifndef DUTYFREE_INIT_H
-#define DUTYFREE_INIT_H
+#pragma once
 
 #include "protocol.h"
 
@@ -154,5 +153,3 @@ bool oom_report(uint64_t since); /* whether there are more than `since`; marks t
 
 void verify_open(void); /* remember the fresh state */
 int verify_all(uint32_t id, const char *payload, size_t size);
-
-#endif

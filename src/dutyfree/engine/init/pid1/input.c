@@ -3,7 +3,6 @@
  *
  * The owner sends at most INPUT_WINDOW bytes that are not taken yet. FRAME_TAKEN reports how many the pipe took, so a
  * request that does not read blocks neither init nor other requests. */
-#define _GNU_SOURCE
 #include "pid1/init.h"
 #include "sys.h"
 

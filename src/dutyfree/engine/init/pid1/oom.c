@@ -1,6 +1,5 @@
 /* OOM kills: how many processes the memory limit has killed, anywhere in the sandbox, as its control group counts them.
  * The launcher opens the file; without a memory limit it is /dev/null. */
-#define _GNU_SOURCE
 #include "pid1/init.h"
 
 #include <stdlib.h>

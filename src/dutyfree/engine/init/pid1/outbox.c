@@ -1,6 +1,5 @@
 /* Frames to the owner, collected in one buffer and sent with one call at the end of each turn. Code with much data to
  * send checks outbox_size() first. */
-#define _GNU_SOURCE
 #include "pid1/init.h"
 #include "sys.h"
 

@@ -1,5 +1,4 @@
 /* Output of commands: send the head, keep the tail, count the middle. Memory is bounded. */
-#define _GNU_SOURCE
 #include "pid1/command.h"
 #include "sys.h"
 

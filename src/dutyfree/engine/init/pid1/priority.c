@@ -3,7 +3,6 @@
  * Its control group gets a twentieth of its CPU weight until its next command, and its processes get long time slices:
  * the scheduler then lets a waking process with a shorter slice preempt them. Sandboxes that all compute share the CPU
  * as before; none starves. */
-#define _GNU_SOURCE
 #include "launcher/host.h"
 #include "pid1/init.h"
 #include "setup/seccomp.h"

@@ -4,7 +4,6 @@
  * real-time priority. To raise it takes a capability that no process here has, and the seccomp filter lets only init
  * lower it. Otherwise a process could copy the mark of a newer command, since anyone can read marks in
  * /proc/PID/limits. A process cannot hide by another session, parent, environment, user or name. */
-#define _GNU_SOURCE
 #include "launcher/host.h"
 #include "pid1/init.h"
 #include "setup/seccomp.h"

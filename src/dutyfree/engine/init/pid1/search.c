@@ -1,6 +1,5 @@
 /* Search for files by name, and for lines by text or regular expression. It runs in a worker process, so a large tree
  * or a slow pattern blocks no other request and can be killed like a command. */
-#define _GNU_SOURCE
 #include "pid1/init.h"
 #include "sys.h"
 

@@ -9,8 +9,7 @@
  * - seccomp(): compiled filters. They live as long as a task uses them, and one task has a limited number: few tasks
  *   have few filters.
  * Init itself may call only socket(), with the token. It would wait for itself in the others. */
-#ifndef DUTYFREE_SECCOMP_BROKER_H
-#define DUTYFREE_SECCOMP_BROKER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -21,5 +20,3 @@ int broker_listener(void); /* for epoll */
 void broker_serve(void);   /* handle one notification, if there is one */
 /* When the next notification may be handled; UINT64_MAX: at once. */
 uint64_t broker_next(void);
-
-#endif

@@ -4,7 +4,6 @@
  * that init becomes the parent, and the fork calls setsid() and reports. Init trusts only the kernel: SCM_CREDENTIALS
  * says who sent the report, and waitid() that it is our child. Init then marks it. From now on it is like any command:
  * it gets its streams and its request, is killed by its mark, and reaped by init. */
-#define _GNU_SOURCE
 #include "pid1/command.h"
 #include "sys.h"
 

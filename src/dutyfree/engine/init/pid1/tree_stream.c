@@ -1,5 +1,4 @@
 /* Tree streams: copy a directory tree in or out as a sequence of struct member (protocol.h), in a worker process. */
-#define _GNU_SOURCE
 #include "pid1/init.h"
 #include "sys.h"
 

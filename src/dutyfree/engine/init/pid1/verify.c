@@ -2,7 +2,6 @@
  *
  * Every write takes an inode or a block of the one writable file system. So its two counters show whether any file,
  * directory or whiteout was left, removed or changed. */
-#define _GNU_SOURCE
 #include "launcher/host.h"
 #include "pid1/init.h"
 #include "sys.h"

@@ -1,6 +1,5 @@
 /* Watch for file changes with inotify, in a worker process. What the owner does not read waits in the pipe, then in the
  * kernel's queue. When that is full, an overflow event says that changes were lost. */
-#define _GNU_SOURCE
 #include "pid1/init.h"
 #include "sys.h"
 

@@ -4,7 +4,6 @@
  * inherited, and without CAP_SYS_PTRACE no process can trace us or open our descriptors through /proc, because we are
  * not dumpable. Nor can they lower our resource limits, which would make us fail. A container with that capability, with
  * CAP_SYS_RESOURCE or with --privileged, has no such protection. */
-#define _GNU_SOURCE
 #include "setup/guest.h"
 
 #include "pid1/init.h"

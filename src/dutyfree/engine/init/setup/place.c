@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "setup/place.h"
 
 #include "launcher/host.h"

@@ -3,8 +3,7 @@
  * A plain directory is a bind mount of the overlay's own upper directory, so snapshots contain it like all other files.
  * The mount covers the directory in the overlay: no process can change the same files in two ways. A fixed directory is
  * a bind mount of a layer, read-only as the layer is. */
-#ifndef DUTYFREE_PLACE_H
-#define DUTYFREE_PLACE_H
+#pragma once
 
 #include "protocol.h"
 
@@ -19,5 +18,3 @@ void places_prepare(const struct create *spec, uint32_t root);
 
 /* Mount all places below /new. Returns those that are no overlay now, as bits. */
 uint32_t places_mount(const struct create *spec);
-
-#endif

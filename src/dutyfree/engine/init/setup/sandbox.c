@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "setup/sandbox.h"
 
 #include "launcher/fd_handover.h"

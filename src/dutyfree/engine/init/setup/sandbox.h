@@ -2,8 +2,7 @@
  *
  * sandbox.c mounts the root, drops privileges and starts init (pid1/); seccomp.c builds the seccomp filter from the
  * list in syscalls.h. guest.c is the same program as PID 1 of a container that another runtime made. Start reading at setup_run() in sandbox.c. */
-#ifndef DUTYFREE_SANDBOX_H
-#define DUTYFREE_SANDBOX_H
+#pragma once
 
 #include "launcher/slot.h"
 #include "protocol.h"
@@ -16,5 +15,3 @@ int upper_create(const struct create *spec, int *kept);
 
 /* Runs in the clone and does not return: prepare what all sandboxes share, park, then become a sandbox. */
 _Noreturn void setup_run(const struct slot *slot);
-
-#endif

@@ -1,7 +1,6 @@
 /* The seccomp filter as a BPF program. System call numbers with the same verdict form ranges, and the ranges a balanced
  * tree of comparisons: about seven instructions per call. The program is four times smaller than a linear list, so the
  * kernel compiles it faster. */
-#define _GNU_SOURCE
 #include "setup/seccomp.h"
 
 #include "setup/syscalls.h"

@@ -1,6 +1,5 @@
 /* The seccomp filter for init and all processes of a sandbox. */
-#ifndef DUTYFREE_SECCOMP_H
-#define DUTYFREE_SECCOMP_H
+#pragma once
 
 #include <stdint.h>
 
@@ -12,5 +11,3 @@ int seccomp_enter(void);
 /* A random token that allows some calls to init alone: to start commands in a control group, create sockets, set time
  * slices and mark processes. No process of the sandbox can read it, neither from init's memory nor from the filter. */
 extern uint64_t seccomp_token[2];
-
-#endif

@@ -1,8 +1,7 @@
 /* The system calls that a sandbox may use: Docker's default list for a container without extra capabilities. Refused
  * are mounts, namespaces, modules, keyrings, io_uring, bpf, perf, userfaultfd, fanotify, file handles, clocks, swap,
  * quotas and NUMA placement. seccomp.c checks arguments of some calls, and removes a few. */
-#ifndef DUTYFREE_SYSCALLS_H
-#define DUTYFREE_SYSCALLS_H
+#pragma once
 
 #define SYSCALLS_EVERYWHERE(X) \
 	X(read) X(write) X(close) X(fstat) X(lseek) X(mmap) X(mprotect) X(munmap) X(brk) X(rt_sigaction) \
@@ -55,5 +54,3 @@
 
 /* Calls above this number return ENOSYS, so that programs fall back. */
 #define SYSCALLS_KNOWN 466
-
-#endif
