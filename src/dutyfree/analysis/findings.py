@@ -41,7 +41,8 @@ class Ratio(msgspec.Struct, frozen=True):
     """Whether the ratio counts as a difference: the interval excludes 1, p ≤ 0.05, and it is beyond the noise
     floor."""
     why: str = ""
-    """Why it is not shown although the interval excludes 1: "may be chance" or "below the noise floor"."""
+    """Why it is not shown although the interval excludes 1: "may be chance" or "below the noise floor"; or
+    "too few trials", if there is no interval."""
 
 
 class Tax(msgspec.Struct, frozen=True):
@@ -63,7 +64,8 @@ class Tax(msgspec.Struct, frozen=True):
     """Whether it may be called a tax: the interval excludes 0, p ≤ 0.05, and the rate is beyond the noise
     floor."""
     why: str = ""
-    """Why it is not shown although the interval excludes 0: "may be chance" or "below the noise floor"."""
+    """Why it is not shown although the interval excludes 0: "may be chance" or "below the noise floor"; or
+    "too few trials", if there is no interval."""
 
 
 class Projection(msgspec.Struct, frozen=True):

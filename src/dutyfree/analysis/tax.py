@@ -17,6 +17,8 @@ from dutyfree.analysis.statistics import ALPHA, Estimate, holm
 MAY_BE_CHANCE = "may be chance"
 """The interval alone excludes "no difference", but not after the correction for the number of comparisons."""
 BELOW_FLOOR = "below the noise floor"
+TOO_FEW = "too few trials"
+"""There is no test, so any difference may be there."""
 
 
 def taxes(
@@ -66,8 +68,10 @@ def _judged_tax(row: Tax, p: float | None, floor: Floor) -> Tax:
 def _judged(
     excludes: bool, p: float | None, floor: Floor, metric: Metric, cell: tuple[str, int], ratio: float | None
 ) -> tuple[bool, str]:
-    """Whether a difference is shown; and why not, if its interval alone would show it."""
-    if not excludes or p is None or ratio is None:
+    """Whether a difference is shown; and why not, if there is no test or the interval alone would show it."""
+    if p is None or ratio is None:
+        return False, TOO_FEW if p is None and ratio is not None else ""
+    if not excludes:
         return False, ""
     if p > ALPHA:
         return False, MAY_BE_CHANCE

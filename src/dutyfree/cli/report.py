@@ -177,7 +177,7 @@ def _tax(tax: Tax | None) -> str:
     """The tax rate, or that none is shown."""
     if tax is None or tax.rate is None:
         return UNKNOWN
-    return signed(percent(tax.rate.value)) if tax.shown else "none shown"
+    return signed(percent(tax.rate.value)) if tax.shown else tax.why or "none shown"
 
 
 def _trials(cell: Cell) -> str:
