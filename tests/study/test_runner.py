@@ -230,6 +230,12 @@ async def test_a_worker_that_dies_is_an_infrastructure_failure(tmp_path, breakin
     assert [one.failure for one in found.measured if one.failure] == [lost]
 
 
+async def test_options_that_only_the_substrate_can_check_name_their_table(tmp_path):
+    options = {"small": {"use": "native", "limits": {"memory": "64K"}}}
+    with pytest.raises(PlanError, match=r"\[options\.small\] no program runs in 65536 bytes"):
+        await run(plan(substrates=["small"], options=options), tmp_path / "out")
+
+
 async def test_the_machinerys_errors_are_not_the_tasks():
     async def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")

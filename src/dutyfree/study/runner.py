@@ -22,7 +22,7 @@ import msgspec
 
 import dutyfree
 from dutyfree import paths, substrates, validation, workloads
-from dutyfree.contract.errors import DutyfreeError, PlanError, RecordsError, Unavailable
+from dutyfree.contract.errors import DutyfreeError, PlanError, RecordsError, Unavailable, UsageError
 from dutyfree.study import machine, records, trial
 from dutyfree.study import plan as plans
 from dutyfree.study.messages import Ended, Prepare, Prepared, RunBatch
@@ -176,6 +176,9 @@ class _StudyRun:
                 self._host_addresses[label] = await self._workers[label].open(use, options)
             except Unavailable as error:
                 await self._leave_out(label, error)
+            except UsageError as error:  # options that only the substrate itself can check
+                table = f"[options.{label}]" if label in self._plan.options else label
+                raise PlanError(f"{table} {error.message}", remedy=error.remedy) from error
 
     async def prepare(self, stack: AsyncExitStack) -> None:
         """Prepare everything. Leave out an optional substrate that cannot be prepared."""
