@@ -23,6 +23,7 @@ import dutyfree
 from dutyfree import substrates
 from dutyfree.contract import Availability, Substrate
 from dutyfree.engine.launcher.timeouts import Timeouts
+from dutyfree.substrates.docker.engine import Engine, socket_path
 from dutyfree.substrates.native import Native, NativeConfig
 from tests.modules import load
 
@@ -49,6 +50,9 @@ HARMLESS = {
     "io.TextIOWrapper.read": ("substrates/local/reaper.py", "last_pid"),
 }
 """Calls that BlockBuster takes for blocking, and where they are not."""
+
+FIXTURES = {"native": {"native", "impatient", "patient"}, "docker": {"docker", "engine"}}
+"""Markers, and the fixtures that imply them."""
 
 
 @pytest.fixture(scope="session")
@@ -105,13 +109,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return BySharedFixtures(config, log)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A test with a substrate's fixture needs what the substrate needs."""
+    for name, fixtures in FIXTURES.items():
+        if fixtures & {*getattr(item, "fixturenames", ())}:
+            item.add_marker(name)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if {"native", "impatient", "patient"} & {*getattr(item, "fixturenames", ())} or item.get_closest_marker(
-        "native"
-    ):
-        found = probed("native")
-        if not found.available:
-            pytest.skip(f"native: {found.detail}; to enable it: {found.remedy}")
+    if item.get_closest_marker("native") and not (found := probed("native")).available:
+        pytest.skip(f"native: {found.detail}; to enable it: {found.remedy}")
     if (root := item.get_closest_marker("root")) and os.geteuid() != 0:
         pytest.skip(f"{root.args[0]}; to enable it: run as root")
     if item.get_closest_marker("loop"):
@@ -156,6 +163,22 @@ async def patient() -> AsyncIterator[Substrate]:
     """``native`` that waits a minute for an init: in an overloaded sandbox processes end slowly."""
     async with Native(NativeConfig(), Timeouts(answer=60.0)) as substrate:
         yield substrate
+
+
+@pytest.fixture(scope="module")
+async def docker() -> AsyncIterator[Any]:
+    """``docker`` with its image imported."""
+    async with dutyfree.open("docker") as substrate:
+        await substrate.prepare()
+        yield substrate
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    """The Docker engine itself."""
+    async with Engine(socket_path(None)) as opened:
+        await opened.negotiate((1, 41))
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ import pytest
 
 from dutyfree import paths, study_image
 from dutyfree.contract.errors import Unavailable
+from tests.awaiting import together
 
 SOURCES = """\
 # What this machine uses
@@ -226,9 +227,7 @@ async def test_build(cache: Path) -> None:
     async def build() -> None:
         made.append(await study_image.build(progress=said.append))
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(build)
-        tasks.start_soon(build)
+    await together(build, build)
     assert made[0] == made[1], "two builders, one build"
     assert sum(line.startswith("debootstrap of") for line in said) == 1
     assert "waiting for another build of the image" in said

@@ -18,6 +18,7 @@ from dutyfree import Limits, Recipe, Stage
 from dutyfree.contract.errors import CreateError, OptionError
 from dutyfree.engine.host import census
 from dutyfree.engine.launcher.isolation import WALLS
+from tests.awaiting import enter
 from tests.engine import counts, unprivileged
 
 pytestmark = [
@@ -123,8 +124,7 @@ async def test_a_recipe_that_asks_for_isolation_is_refused() -> None:
         with pytest.raises(CreateError, match=said):
             substrate.sandbox(ISOLATED)
         with pytest.raises(CreateError, match=said):
-            async with substrate.group(ISOLATED, 2):
-                pass
+            await enter(substrate.group(ISOLATED, 2))
         pool = await substrate.pooled()
         with pytest.raises(CreateError, match=said):
             await pool.acquire(ISOLATED)
@@ -134,8 +134,7 @@ async def test_a_recipe_that_asks_for_isolation_is_refused() -> None:
             assert (await sandbox.exec("true")).ok
     async with dutyfree.open("bare") as bare:
         with pytest.raises(CreateError, match=said):
-            async with bare.sandbox(ISOLATED):
-                pass
+            await enter(bare.sandbox(ISOLATED))
     async with dutyfree.open("native") as substrate, substrate.sandbox(ISOLATED) as sandbox:
         assert (await sandbox.exec("true")).ok
 

@@ -24,6 +24,7 @@ from dutyfree.contract.abilities import Chunk, Resettable, ShellSessions, Stream
 from dutyfree.contract.errors import ActionError, DispatchError
 from dutyfree.engine.host import census
 from dutyfree.substrates.native import Native
+from tests.awaiting import until
 from tests.engine import counts
 
 
@@ -207,9 +208,7 @@ async def test_a_cancelled_transfer_leaves_nothing(native: Substrate, tmp_path: 
             assert (tmp_path / "target").exists() != scope.cancelled_caught
             shutil.rmtree(tmp_path / "target", ignore_errors=True)
         assert (await sandbox.exec("true")).ok
-    with anyio.fail_after(60):
-        while threading.active_count() > before + 2:  # noqa: ASYNC110 (there is no event)
-            await anyio.sleep(0.02)
+    await until(lambda: threading.active_count() <= before + 2)
 
 
 async def test_many_commands_at_once_have_their_bound(native: Substrate) -> None:

@@ -25,7 +25,7 @@ from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import Frame
 from dutyfree.engine.sandbox.channel import Channel
 from dutyfree.substrates.native import Native
-from tests.awaiting import appeared, enter
+from tests.awaiting import appeared, enter, until
 from tests.engine import counts
 
 
@@ -205,7 +205,5 @@ async def test_descriptors_that_nobody_asked_for() -> None:
             for _ in range(100):
                 socket.send_fds(theirs, [protocol.FRAME.pack(0, Frame.OUTPUT, 1, 7)], [0, 0])
                 await anyio.lowlevel.checkpoint()
-        with anyio.fail_after(60):
-            while not hostile.closed:  # noqa: ASYNC110 (it tells nobody)
-                await anyio.sleep(0.01)
+        await until(lambda: hostile.closed)
         assert len(os.listdir("/proc/self/fd")) < before

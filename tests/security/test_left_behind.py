@@ -16,7 +16,7 @@ from dutyfree import Limits, Ready, Recipe, Service, Stage
 from dutyfree.contract.errors import CreateError, ExecError, StageError
 from dutyfree.engine.launcher.timeouts import Timeouts
 from dutyfree.substrates.native import Native, NativeConfig
-from tests.awaiting import PATIENCE, enter
+from tests.awaiting import PATIENCE, enter, until
 
 pytestmark = [
     pytest.mark.usefixtures("cache"),
@@ -172,9 +172,7 @@ async def test_a_program_that_never_ends_holds_up_no_reset() -> None:
     async with Native(NativeConfig(ready=1, limits=LIMITS), Timeouts(warm_up=0.5)) as native:
         pool = await native.pooled()
         await enter(pool.lease(wanted, deadline=100))
-        with anyio.fail_after(60):
-            while not pool.ledger.events["discarded"]:
-                await pool.changed()
+        await until(lambda: pool.ledger.events["discarded"], pool.changed)
 
 
 async def test_a_stage_that_never_ends_is_stopped() -> None:

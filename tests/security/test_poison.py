@@ -74,7 +74,6 @@ async def test_files_that_change_under_their_key(tmp_path: Path, monkeypatch: py
         assert await sandbox.read("repository/file") == b"honest"
 
 
-@pytest.mark.native
 async def test_files_are_copied_in_one_order(native: Any, tmp_path: Path) -> None:
     """The key does not depend on the order in which they were named."""
 
@@ -168,7 +167,6 @@ if os.fork() == 0:
 """
 
 
-@pytest.mark.native
 async def test_who_goes_on_writing_changes_no_layer(native: Any) -> None:
     """Neither a process that a stage left running, nor one in a snapshotted sandbox."""
     begun = "until grep -q '[1-9]' written; do sleep 0.02; done"
@@ -185,7 +183,6 @@ async def test_who_goes_on_writing_changes_no_layer(native: Any) -> None:
     assert (first[0], first[2]) == (first[1], first[3])
 
 
-@pytest.mark.native
 async def test_those_on_one_layer_do_not_meet_in_it(native: Any) -> None:
     """Through locks, pipes, sockets and access times of shared files."""
     make = "import os, socket; os.mkfifo('pipe'); socket.socket(socket.AF_UNIX).bind('socket')"
@@ -294,7 +291,6 @@ async def test_logs_of_what_fails_again_and_again(cache: Path, monkeypatch: pyte
 # --- Foreign text -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.native
 async def test_errors_give_no_orders_to_a_terminal(native: Any) -> None:
     """They cannot forge a line in a log either."""
     said = r"\033]0;owned\007\033[2J\r\302\233 \342\200\256 over"

@@ -173,7 +173,7 @@ FOREGROUND = {
 
 
 @pytest.fixture(scope="module")
-async def shared() -> AsyncIterator[Any]:
+async def native() -> AsyncIterator[Any]:
     """It waits longer than usual for an init: this machine may do other work."""
     async with Native(NativeConfig(), Timeouts(answer=20.0)) as native:
         yield native
@@ -276,10 +276,9 @@ async def all_judged(sandbox: Any, local: Path, attack: str) -> None:
     assert (await sandbox.exec("echo on")).stdout == b"on\n"
 
 
-@pytest.mark.native
 @pytest.mark.parametrize("attack", list(BACKGROUND))
-async def test_left_in_the_background(shared: Any, tmp_path: Path, attack: str) -> None:
-    async with shared.sandbox(limits=LIMITS) as sandbox:
+async def test_left_in_the_background(native: Any, tmp_path: Path, attack: str) -> None:
+    async with native.sandbox(limits=LIMITS) as sandbox:
         await sandbox.write("file", b"one two")
         await sandbox.write("script.py", textwrap.dedent(BACKGROUND[attack]).encode())
         await sandbox.exec("python3 script.py >/dev/null 2>&1 </dev/null &")
@@ -287,10 +286,9 @@ async def test_left_in_the_background(shared: Any, tmp_path: Path, attack: str) 
         await all_judged(sandbox, tmp_path, attack)
 
 
-@pytest.mark.native
 @pytest.mark.parametrize("attack", list(FOREGROUND))
-async def test_done_before(shared: Any, tmp_path: Path, attack: str) -> None:
-    async with shared.sandbox(limits=LIMITS) as sandbox:
+async def test_done_before(native: Any, tmp_path: Path, attack: str) -> None:
+    async with native.sandbox(limits=LIMITS) as sandbox:
         await sandbox.write("file", b"one two")
         await sandbox.exec(FOREGROUND[attack], timeout=SECONDS)
         await all_judged(sandbox, tmp_path, attack)
@@ -305,7 +303,6 @@ async def run_until_it_fails(sandbox: Any) -> None:
         await sandbox.exec(["true"], env=FAR, timeout=0.2)
 
 
-@pytest.mark.native
 async def test_an_init_that_is_held_up(impatient: Any) -> None:
     """The launcher answers, so processes in the sandbox keep its init from answering."""
     async with impatient.sandbox(limits=LIMITS) as sandbox:
@@ -328,10 +325,9 @@ async def test_an_init_that_is_held_up(impatient: Any) -> None:
                 await action()
 
 
-@pytest.mark.native
-async def test_a_killed_worker_is_no_broken_machine(shared: Any) -> None:
+async def test_a_killed_worker_is_no_broken_machine(native: Any) -> None:
     """Processes in the sandbox run searches, transfers and watches; its root can kill them."""
-    async with shared.sandbox(limits=LIMITS) as sandbox:
+    async with native.sandbox(limits=LIMITS) as sandbox:
         await sandbox.exec("seq 1 1000000 > large; cp large another; cp large third")
         await sandbox.write("script.py", KILLER.encode())
         await sandbox.exec("python3 script.py >/dev/null 2>&1 </dev/null &")
@@ -356,13 +352,12 @@ while True:
 """
 
 
-@pytest.mark.native
-async def test_a_stopped_worker_keeps_no_action_waiting(shared: Any, tmp_path: Path) -> None:
+async def test_a_stopped_worker_keeps_no_action_waiting(native: Any, tmp_path: Path) -> None:
     """Root of the sandbox can also stop them for ever."""
     (tmp_path / "source").mkdir()
     for number in range(20):
         (tmp_path / "source" / str(number)).write_bytes(b"x" * 1_000_000)
-    async with shared.sandbox(limits=LIMITS) as sandbox:
+    async with native.sandbox(limits=LIMITS) as sandbox:
         names = "mkdir many; cd many; seq -f %0200g 1 4000 | xargs touch"
         assert (await sandbox.exec(names, timeout=SECONDS)).ok
         await sandbox.write("script.py", STOPPER_OF_WORKERS.encode())
@@ -378,10 +373,9 @@ async def test_a_stopped_worker_keeps_no_action_waiting(shared: Any, tmp_path: P
                 assert await judged(name, action) in ("killed", "done", "not_found")
 
 
-@pytest.mark.native
-async def test_a_file_that_the_kernel_makes_up_is_no_broken_disk(shared: Any, tmp_path: Path) -> None:
+async def test_a_file_that_the_kernel_makes_up_is_no_broken_disk(native: Any, tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(b"x")
-    async with shared.sandbox(limits=LIMITS) as sandbox:
+    async with native.sandbox(limits=LIMITS) as sandbox:
         process = await sandbox.start("echo $$; exec sleep 1000")
         pid = int((await anext(aiter(process.output()))).data)
         with pytest.raises(SpecialFile):
@@ -421,10 +415,9 @@ async def test_a_server_that_accepts_nobody() -> None:
             await anyio.wait_writable(one)
 
 
-@pytest.mark.native
-async def test_kills_for_memory_are_marked_everywhere(shared: Any) -> None:
+async def test_kills_for_memory_are_marked_everywhere(native: Any) -> None:
     """In commands, shells, processes in the background and batches."""
-    async with shared.sandbox(limits=LIMITS) as sandbox:
+    async with native.sandbox(limits=LIMITS) as sandbox:
         seen = await sandbox.exec(["python3", "-c", "held = bytearray(600 << 20)"], timeout=SECONDS)
         assert (seen.oom, seen.signal) == (True, 9)
         async with sandbox.shell() as held:
@@ -439,10 +432,9 @@ async def test_kills_for_memory_are_marked_everywhere(shared: Any) -> None:
         assert seen.oom
 
 
-@pytest.mark.native
-async def test_commands_at_the_same_time_all_hear_of_a_kill(shared: Any) -> None:
+async def test_commands_at_the_same_time_all_hear_of_a_kill(native: Any) -> None:
     """Each command that ran when the limit killed a process; none that started later."""
-    async with shared.sandbox(limits=LIMITS) as sandbox:
+    async with native.sandbox(limits=LIMITS) as sandbox:
         waiting_one = await sandbox.start("read line; exit 0", stdin=True)
         seen = await sandbox.exec(["python3", "-c", "held = bytearray(600 << 20)"], timeout=SECONDS)
         assert seen.oom
@@ -451,10 +443,9 @@ async def test_commands_at_the_same_time_all_hear_of_a_kill(shared: Any) -> None
         assert (await waiting_one.wait()).oom
 
 
-@pytest.mark.native
-async def test_a_shell_whose_marks_are_forged(shared: Any) -> None:
+async def test_a_shell_whose_marks_are_forged(native: Any) -> None:
     """The command can redefine the program that prints the end mark, and read the mark."""
-    async with shared.sandbox(limits=LIMITS) as sandbox:
+    async with native.sandbox(limits=LIMITS) as sandbox:
         for trick in (
             'printf() { command printf "$1" "$2" 99999999999999999999; }',
             'printf() { command printf "$1" "$2" -1; }',
@@ -471,11 +462,10 @@ async def test_a_shell_whose_marks_are_forged(shared: Any) -> None:
         assert (await sandbox.exec("echo on")).stdout == b"on\n"
 
 
-@pytest.mark.native
-async def test_mistakes_here_are_not_the_agents_fault(shared: Any, tmp_path: Path) -> None:
+async def test_mistakes_here_are_not_the_agents_fault(native: Any, tmp_path: Path) -> None:
     """The program's own request fails: an error of the program, and no ActionError."""
     (tmp_path / "file").write_bytes(b"")
-    async with shared.sandbox() as sandbox:
+    async with native.sandbox() as sandbox:
         await sandbox.exec("mkdir tree; echo x > tree/a")
         with pytest.raises(OSError) as refused:  # noqa: PT011 (the next line says which)
             await sandbox.download("tree", tmp_path / "file" / "below")
@@ -485,12 +475,11 @@ async def test_mistakes_here_are_not_the_agents_fault(shared: Any, tmp_path: Pat
         assert verdict(missing.value) == "program"
 
 
-@pytest.mark.native
 async def test_a_service_that_the_machinery_cannot_start_again(
-    shared: Any, monkeypatch: pytest.MonkeyPatch
+    native: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = Recipe(services=(Service("sleeper", "exec sleep 1000"),))
-    async with shared.sandbox(recipe) as sandbox:
+    async with native.sandbox(recipe) as sandbox:
         for cause, wanted in ((ExecError("a broken disk"), ExecError), (None, ActionError)):
 
             async def fail(_: object, cause: Exception | None = cause) -> None:
@@ -546,14 +535,6 @@ def plain_actions(sandbox: Any, local: Path) -> dict[str, Callable[[], Awaitable
     }
 
 
-@pytest.fixture(scope="module")
-async def docker() -> AsyncIterator[Any]:
-    async with dutyfree.open("docker") as substrate:
-        await substrate.prepare()
-        yield substrate
-
-
-@pytest.mark.docker
 async def test_a_file_in_a_container_that_has_no_end(docker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is never read whole, whatever the container's tools do."""
     monkeypatch.setattr(container, "TOOL_OUTPUT", 1 << 20)
@@ -564,7 +545,6 @@ async def test_a_file_in_a_container_that_has_no_end(docker: Any, monkeypatch: p
         assert refused.value.kind == "too_large"
 
 
-@pytest.mark.docker
 async def test_a_container_that_is_ended_from_outside(docker: Any) -> None:
     """Killed by an operator: not the agent's fault. A container that the agent ends is its fault."""
     async with docker.sandbox() as sandbox:
@@ -581,7 +561,6 @@ async def test_a_container_that_is_ended_from_outside(docker: Any) -> None:
         assert again.value is gone.value, "the engine may have forgotten why by now"
 
 
-@pytest.mark.docker
 @pytest.mark.alone  # it makes the engine forget the containers of other tests
 async def test_a_container_whose_end_the_engine_has_forgotten(docker: Any) -> None:
     """The engine keeps a few hundred events. Without the event, the agent is not blamed."""
@@ -614,7 +593,6 @@ async def test_a_stage_that_ends_its_sandbox() -> None:
         await images._must_succeed(sandbox, "true", "stage 1", {})
 
 
-@pytest.mark.docker
 async def test_a_stage_with_a_path_that_cannot_be(docker: Any, tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(b"")
     with pytest.raises(CreateError, match="NUL byte"):
@@ -626,7 +604,6 @@ async def exec_until_it_fails(sandbox: Any, command: str) -> None:
         await sandbox.exec(command, timeout=SECONDS)
 
 
-@pytest.mark.docker
 @pytest.mark.parametrize("attack", [*IN_CONTAINERS, *BEFORE_IN_CONTAINERS])
 async def test_in_a_container(docker: Any, tmp_path: Path, attack: str) -> None:
     async with docker.sandbox(limits=Limits(memory=160 << 20, pids=40)) as sandbox:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -33,7 +34,7 @@ from dutyfree.substrates.bare.substrate import MEMORY_DIRECTORY, PREFIX, remove_
 from dutyfree.substrates.local.lifecycle import closing
 from dutyfree.substrates.local.owner import identity
 from dutyfree.substrates.local.reaper import OWNER as OWNED
-from tests.awaiting import enter
+from tests.awaiting import enter, together
 from tests.engine import counts
 
 DYING = """
@@ -369,9 +370,7 @@ async def test_commands_at_once_do_not_take_each_others_descriptors():
                 await sandbox.exec(["sh", "-c", f"exec >&- 2>&-; sleep 0.00{number % 7}"])
 
         with anyio.fail_after(60):
-            async with anyio.create_task_group() as tasks:
-                for number in range(12):
-                    tasks.start_soon(some, number)
+            await together(*(partial(some, number) for number in range(12)))
 
 
 @pytest.mark.root("only root can mount")

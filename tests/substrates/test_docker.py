@@ -12,7 +12,7 @@ import sys
 import tarfile
 import textwrap
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,28 +46,12 @@ from dutyfree.substrates.docker.processes import KEEPER
 from dutyfree.substrates.docker.substrate import DockerSubstrate
 from dutyfree.substrates.local.archive import unpack
 from dutyfree.substrates.local.owner import identity
-from tests.awaiting import appeared, overrun
+from tests.awaiting import appeared, enter, overrun, together
 from tests.docker_engine import containers, images, proxied, until_gone
 from tests.engine import counts
 from tests.engine.images import composing
 
-real = pytest.mark.docker
-
 BUSYBOX = "dutyfree/test-busybox:latest"
-
-
-@pytest.fixture(scope="module")
-async def docker() -> AsyncIterator[DockerSubstrate]:
-    async with dutyfree.open("docker") as opened:
-        await opened.prepare()
-        yield opened
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
-    async with Engine(socket_path(None)) as opened:
-        await opened.negotiate((1, 41))
-        yield opened
 
 
 # --- Opening ---------------------------------------------------------------------------------------
@@ -76,8 +60,7 @@ async def engine() -> AsyncIterator[Engine]:
 async def test_no_engine_is_unavailable_with_a_remedy(tmp_path: Path) -> None:
     missing = str(tmp_path / "docker.sock")
     with pytest.raises(Unavailable, match="no Docker engine answers") as caught:
-        async with dutyfree.open("docker", host=missing):
-            pass
+        await enter(dutyfree.open("docker", host=missing))
     assert "docker-engine start" in caught.value.remedy
     answer = await substrates.probe("docker", host=missing)
     assert not answer.available
@@ -99,8 +82,7 @@ async def test_something_else_at_the_socket_is_unavailable(tmp_path: Path, answe
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, serve)
         with pytest.raises(Unavailable):
-            async with dutyfree.open("docker", host=f"unix://{path}"):
-                pass
+            await enter(dutyfree.open("docker", host=f"unix://{path}"))
         assert not (await substrates.probe("docker", host=path)).available
         tasks.cancel_scope.cancel()
 
@@ -108,12 +90,10 @@ async def test_something_else_at_the_socket_is_unavailable(tmp_path: Path, answe
 async def test_only_unix_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.1:2375")
     with pytest.raises(Unavailable, match="is not a Unix socket"):
-        async with dutyfree.open("docker"):
-            pass
+        await enter(dutyfree.open("docker"))
     assert socket_path("unix:///a/b") == "/a/b"
 
 
-@real
 async def test_probe_and_facts(docker: DockerSubstrate) -> None:
     answer = await substrates.probe("docker")
     assert answer.available
@@ -129,7 +109,6 @@ async def test_probe_and_facts(docker: DockerSubstrate) -> None:
 # --- Sandboxes -------------------------------------------------------------------------------------
 
 
-@real
 async def test_spans_labels_and_environment(docker: DockerSubstrate, engine: Engine) -> None:
     async with docker.sandbox(labels={"trial": "7"}) as sandbox:
         assert [span.name for span in sandbox.spans] == ["create", "start"]
@@ -144,7 +123,6 @@ async def test_spans_labels_and_environment(docker: DockerSubstrate, engine: Eng
     assert await containers(engine, docker.owner) == []
 
 
-@real
 async def test_network_on_reaches_this_host(docker: DockerSubstrate) -> None:
     assert docker.host_address is not None
     with socket.create_server((docker.host_address, 0)) as server:
@@ -156,7 +134,6 @@ async def test_network_on_reaches_this_host(docker: DockerSubstrate) -> None:
             assert not (await sandbox.exec(["python3", "-c", connect])).ok
 
 
-@real
 async def test_memory_limit_kills(docker: DockerSubstrate) -> None:
     async with docker.sandbox(limits=Limits(memory=64 << 20)) as sandbox:
         seen = await sandbox.exec(["python3", "-c", "bytearray(200 << 20)"])
@@ -164,33 +141,27 @@ async def test_memory_limit_kills(docker: DockerSubstrate) -> None:
         assert (await sandbox.exec("echo alive")).stdout == b"alive\n"
 
 
-@real
 async def test_pids_limit_holds(docker: DockerSubstrate) -> None:
     async with docker.sandbox(limits=Limits(pids=20)) as sandbox:
         seen = await sandbox.exec("for i in $(seq 40); do sleep 100 & done", timeout=60)
         assert b"fork" in seen.stderr.lower()
 
 
-@real
 async def test_cpu_limit_is_set(docker: DockerSubstrate, engine: Engine) -> None:
     async with docker.sandbox(limits=Limits(cpus=0.5)) as sandbox:
         facts = await engine.request("GET", f"/containers/{sandbox.id}/json")
         assert facts["HostConfig"]["NanoCpus"] == 500_000_000
 
 
-@real
 async def test_refused_creation_is_a_create_error(docker: DockerSubstrate, engine: Engine) -> None:
     for limits in (Limits(memory=1), Limits(cpus=100_000)):
         with pytest.raises(CreateError):
-            async with docker.sandbox(limits=limits):
-                pass
+            await enter(docker.sandbox(limits=limits))
     with pytest.raises(CreateError, match="cannot be pulled"):
-        async with docker.sandbox(Recipe(image="localhost:1/none:latest")):
-            pass
+        await enter(docker.sandbox(Recipe(image="localhost:1/none:latest")))
     assert await containers(engine, docker.owner) == []
 
 
-@real
 async def test_pause_and_resume(docker: DockerSubstrate) -> None:
     async with docker.sandbox() as sandbox:
         assert isinstance(sandbox, Pausable)
@@ -206,7 +177,6 @@ async def test_pause_and_resume(docker: DockerSubstrate) -> None:
                 pass
 
 
-@real
 async def test_timeout_kills_all_kinds_of_children(docker: DockerSubstrate) -> None:
     commands = (
         "echo part; setsid sleep 610 & sleep 610",
@@ -224,7 +194,6 @@ async def test_timeout_kills_all_kinds_of_children(docker: DockerSubstrate) -> N
             assert left.stdout == b"", command
 
 
-@real
 @pytest.mark.parametrize("timeout", [0.0, 0.003, 0.02, 0.04])
 async def test_timeout_before_the_command_runs(docker: DockerSubstrate, timeout: float) -> None:
     async with docker.sandbox() as sandbox:
@@ -234,7 +203,6 @@ async def test_timeout_before_the_command_runs(docker: DockerSubstrate, timeout:
         assert (await sandbox.exec("ps -eo args | grep '[s]leep 620'")).stdout == b""
 
 
-@real
 async def test_timeout_without_sight_of_the_processes(
     docker: DockerSubstrate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,7 +215,6 @@ async def test_timeout_without_sight_of_the_processes(
         assert (await sandbox.exec("ps -eo args | grep '[s]leep 630'")).stdout == b""
 
 
-@real
 async def test_program_that_prints_like_the_engine(docker: DockerSubstrate) -> None:
     """Only what never ran is told as such; a program may print and exit as it likes."""
     async with docker.sandbox() as sandbox:
@@ -256,7 +223,6 @@ async def test_program_that_prints_like_the_engine(docker: DockerSubstrate) -> N
         assert seen.stdout.startswith(b"OCI runtime")
 
 
-@real
 async def test_shell_line_numbers_are_true(docker: DockerSubstrate) -> None:
     async with docker.sandbox() as sandbox:
         assert b"sh: 1: nope" in (await sandbox.exec("nope")).stderr
@@ -265,7 +231,6 @@ async def test_shell_line_numbers_are_true(docker: DockerSubstrate) -> None:
         assert (await sandbox.exec("echo $?")).stdout == b"0\n"
 
 
-@real
 async def test_container_that_is_gone(docker: DockerSubstrate, engine: Engine, tmp_path: Path) -> None:
     async with docker.sandbox() as sandbox:
         failures: list[Exception] = []
@@ -295,7 +260,6 @@ async def test_container_that_is_gone(docker: DockerSubstrate, engine: Engine, t
                 await call
 
 
-@real
 async def test_links_on_the_way_are_followed_the_last_is_not(docker: DockerSubstrate, tmp_path: Path) -> None:
     async with docker.sandbox() as sandbox:
         await sandbox.exec("mkdir d; echo x > d/f; ln -s d link")
@@ -308,7 +272,6 @@ async def test_links_on_the_way_are_followed_the_last_is_not(docker: DockerSubst
 # --- The engine goes away --------------------------------------------------------------------------
 
 
-@real
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 async def test_engine_that_dies_under_a_command(
     docker: DockerSubstrate, engine: Engine, tmp_path: Path
@@ -331,8 +294,7 @@ async def test_engine_that_dies_under_a_command(
                     await appeared(sandbox, "begun")
                     await proxy.break_off()
                     with pytest.raises(CreateError):
-                        async with opened.sandbox():
-                            pass
+                        await enter(opened.sandbox())
                     with pytest.raises(DispatchError):
                         await sandbox.exec("true")
         assert "docker rm -f" in caught.value.remedy
@@ -342,7 +304,6 @@ async def test_engine_that_dies_under_a_command(
     await engine.request("DELETE", f"/containers/{left[0]}", query={"force": "1"})
 
 
-@real
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 async def test_engine_that_hangs(docker: DockerSubstrate, engine: Engine, tmp_path: Path) -> None:
     del docker  # whose image is there already
@@ -356,13 +317,11 @@ async def test_engine_that_hangs(docker: DockerSubstrate, engine: Engine, tmp_pa
                     async with opened.sandbox():
                         proxy.hang()
             with pytest.raises(Unavailable, match="does not answer"):
-                async with dutyfree.open("docker", **options):
-                    pass
+                await enter(dutyfree.open("docker", **options))
     for container in await containers(engine, label):
         await engine.request("DELETE", f"/containers/{container}", query={"force": "1"})
 
 
-@real
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 async def test_failed_removal_does_not_hide_the_failure_before_it(engine: Engine, tmp_path: Path) -> None:
     label = ""
@@ -416,7 +375,6 @@ def owner() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
             process.kill()
 
 
-@real
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 async def test_killed_owner_leaves_nothing(
     owner: tuple[subprocess.Popen[bytes], str], engine: Engine, number: signal.Signals
@@ -428,7 +386,6 @@ async def test_killed_owner_leaves_nothing(
     await until_gone(engine, label)
 
 
-@real
 async def test_leftovers_of_a_dead_owner_are_removed(
     owner: tuple[subprocess.Popen[bytes], str], engine: Engine
 ) -> None:
@@ -445,7 +402,6 @@ async def test_leftovers_of_a_dead_owner_are_removed(
         assert await containers(engine, label) == []
 
 
-@real
 async def test_what_another_machine_made_is_left_alone(docker: DockerSubstrate, engine: Engine) -> None:
     del docker  # whose image is there already
     boot, space, pid, start, machine = (await anyio.to_thread.run_sync(identity) or "").split("/")
@@ -469,7 +425,6 @@ async def test_what_another_machine_made_is_left_alone(docker: DockerSubstrate, 
             await engine.request("DELETE", f"/containers/{container}", query={"force": "1"})
 
 
-@real
 async def test_cancelled_creation_leaves_nothing(docker: DockerSubstrate, engine: Engine) -> None:
     for step in range(12):
         with anyio.move_on_after(step * 0.025):
@@ -481,7 +436,6 @@ async def test_cancelled_creation_leaves_nothing(docker: DockerSubstrate, engine
 # --- Images and stages -----------------------------------------------------------------------------
 
 
-@real
 async def test_stages_are_built_once(docker: DockerSubstrate, engine: Engine, tmp_path: Path) -> None:
     source = tmp_path / "data"
     source.write_text(uuid.uuid4().hex)
@@ -495,9 +449,7 @@ async def test_stages_are_built_once(docker: DockerSubstrate, engine: Engine, tm
             stamps.add(await sandbox.read("stamp"))
             assert (await sandbox.read("copy")).decode() == source.read_text()
 
-    async with anyio.create_task_group() as tasks:
-        for _ in range(4):
-            tasks.start_soon(use)
+    await together(*[use] * 4)
     assert len(stamps) == 1
     # A longer recipe starts from the shorter one's image.
     longer = Recipe(stages=(*recipe.stages, Stage("setup", commands=("touch longer",))))
@@ -507,7 +459,6 @@ async def test_stages_are_built_once(docker: DockerSubstrate, engine: Engine, tm
     assert await containers(engine, docker.owner) == []
 
 
-@real
 async def test_images_of_stages_go_with_their_owner(engine: Engine) -> None:
     stages = tuple(Stage("setup", commands=(f"echo {uuid.uuid4().hex} > {n}",)) for n in range(3))
     async with dutyfree.open("docker") as opened:
@@ -517,7 +468,6 @@ async def test_images_of_stages_go_with_their_owner(engine: Engine) -> None:
     assert await images(engine, opened.owner) == []
 
 
-@real
 async def test_failing_stage_is_named(docker: DockerSubstrate, engine: Engine) -> None:
     stages = (Stage("setup", commands=("true", "echo said; echo told >&2; exit 3")),)
     with pytest.raises(CreateError, match=r"stage 1 \(setup\).*exit 3.*exit code 3(?s:.*)told"):
@@ -555,7 +505,6 @@ async def busybox(engine: Engine) -> str:
     return BUSYBOX
 
 
-@real
 async def test_image_without_gnu_tools(busybox: str) -> None:
     async with dutyfree.open("docker", image=busybox, init=False) as opened, opened.sandbox() as sandbox:
         if not (seen := await sandbox.exec("echo $HOME")).ok:
@@ -578,7 +527,6 @@ async def test_image_without_gnu_tools(busybox: str) -> None:
         assert (await sandbox.exec("ps | grep '[s]leep 640'")).stdout == b""
 
 
-@real
 async def test_study_image_is_imported_when_the_engine_lacks_it(engine: Engine) -> None:
     found = await import_study(engine)
     facts = await inspect(engine, REFERENCE)
@@ -605,7 +553,6 @@ def test_the_image_asked_for_last_is_the_studys(tmp_path: Path, monkeypatch: pyt
     assert not stays(older, built)
 
 
-@real
 async def test_pull_from_a_registry(engine: Engine, busybox: str, tmp_path: Path) -> None:
     said: list[str] = []
     name = "dutyfree/test-adopted:latest"

@@ -18,14 +18,12 @@ from dutyfree.conformance import CHECKS, Check
 from dutyfree.contract.abilities import Warmed
 from dutyfree.contract.errors import CleanupError, DutyfreeError, ExecError, SandboxClosed
 from dutyfree.substrates.docker import guest, images
-from dutyfree.substrates.docker.engine import Engine, EngineError, socket_path
+from dutyfree.substrates.docker.engine import Engine, EngineError
 from dutyfree.substrates.docker.gc import baked_leftovers
 from dutyfree.substrates.docker.guest import Demultiplexer
 from dutyfree.substrates.docker.substrate import DockerSubstrate
+from tests.awaiting import enter, together
 from tests.docker_engine import containers, proxied, until_gone
-
-real = pytest.mark.docker
-pytestmark = pytest.mark.anyio
 
 CORE = {
     "signals_are_default",
@@ -59,14 +57,6 @@ async def docker() -> AsyncIterator[DockerSubstrate]:
         yield opened
 
 
-@pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
-    async with Engine(socket_path(None)) as opened:
-        await opened.negotiate((1, 41))
-        yield opened
-
-
-@real
 @pytest.mark.parametrize("check", [check for check in CHECKS if check.name in CORE], ids=str)
 async def test_conformance(docker: DockerSubstrate, check: Check) -> None:
     await check(docker)
@@ -85,7 +75,6 @@ def test_frames_of_the_engine_in_any_pieces(size: int) -> None:
     assert streams.said == "complaint!"
 
 
-@real
 async def test_large_contents_beside_commands(docker: DockerSubstrate, tmp_path: Path) -> None:
     """Files, trees and input above every buffer go through the stream, and hold up no one else."""
     data = bytes(range(256)) * (20 << 12)
@@ -109,13 +98,10 @@ async def test_large_contents_beside_commands(docker: DockerSubstrate, tmp_path:
             seen = await sandbox.exec("sleep 1; echo done", stdin=data)
             assert seen.stdout == b"done\n"
 
-        async with anyio.create_task_group() as tasks:
-            for one in (copy, write, feed, never_read):
-                tasks.start_soon(one)
+        await together(copy, write, feed, never_read)
     assert (tmp_path / "back" / "large").read_bytes() == data
 
 
-@real
 async def test_commands_cannot_reach_init(docker: DockerSubstrate) -> None:
     """Root in the container neither traces init, nor opens its streams, nor limits, changes or ends it."""
     attempts = """
@@ -144,7 +130,6 @@ async def test_commands_cannot_reach_init(docker: DockerSubstrate) -> None:
         assert (await sandbox.exec("echo still here")).stdout == b"still here\n"
 
 
-@real
 async def test_the_program_is_copied_where_the_engine_does_not_see_it(docker: DockerSubstrate) -> None:
     containers_of = docker._containers
     containers_of._is_mounted = False
@@ -164,7 +149,6 @@ def test_a_file_that_the_engine_does_not_see() -> None:
 # --- Failures ---------------------------------------------------------------------------------------------
 
 
-@real
 async def test_the_cause_of_a_broken_stream(docker: DockerSubstrate, engine: Engine) -> None:
     failures: list[DutyfreeError] = []
 
@@ -186,7 +170,6 @@ async def test_the_cause_of_a_broken_stream(docker: DockerSubstrate, engine: Eng
             await sandbox.read("file")
 
 
-@real
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 async def test_an_engine_that_breaks_off(engine: Engine, tmp_path: Path) -> None:
     label = ""
@@ -237,7 +220,6 @@ def owner() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
             process.kill()
 
 
-@real
 async def test_a_killed_owner_leaves_nothing(
     owner: tuple[subprocess.Popen[bytes], str], engine: Engine
 ) -> None:
@@ -250,7 +232,6 @@ async def test_a_killed_owner_leaves_nothing(
 # --- Ready, baked, in memory ------------------------------------------------------------------------------
 
 
-@real
 @pytest.mark.parametrize("actions", ["exec", "init"])
 async def test_ready_containers_are_used_once(engine: Engine, actions: str) -> None:
     async with dutyfree.open("docker", actions=actions, ready=1) as opened:
@@ -279,8 +260,7 @@ async def test_ready_containers_are_used_once(engine: Engine, actions: str) -> N
         recipe = Recipe(env={"A": "b"}, stages=(Stage("setup", commands=("touch made",)),))
         await opened.prepare(recipe)
         before = set(await containers(engine, opened.owner))
-        async with opened.sandbox(recipe, limits=Limits(pids=60)):
-            pass
+        await enter(opened.sandbox(recipe, limits=Limits(pids=60)))
         with anyio.fail_after(60):
             while len(before & set(await containers(engine, opened.owner))) == len(before):  # noqa: ASYNC110 (the engine removes it)
                 await anyio.sleep(0.05)
@@ -288,7 +268,6 @@ async def test_ready_containers_are_used_once(engine: Engine, actions: str) -> N
     assert await containers(engine, label) == []
 
 
-@real
 async def test_a_baked_image_stays_for_the_next_run(engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "unique").write_text(str(tmp_path))
     stages = (
@@ -315,8 +294,8 @@ async def test_a_baked_image_stays_for_the_next_run(engine: Engine, tmp_path: Pa
     assert await images.identify(engine, made[0]) is None
 
 
-@real
 @pytest.mark.parametrize("actions", ["exec", "init"])
+@pytest.mark.docker
 async def test_storage_in_memory_has_the_files_of_the_recipe(actions: str) -> None:
     recipe = Recipe(
         stages=(Stage("setup", commands=("mkdir -p a && echo made >a/made && ln -s a/made link",)),)

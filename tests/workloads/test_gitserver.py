@@ -17,6 +17,7 @@ import pytest
 from dutyfree.workloads.fixture import GIT_ENVIRONMENT, Fixture
 from dutyfree.workloads.gitserver import LISTENER, GitServerError, listen_address, serve, start
 from dutyfree.workloads.project import ATTRS
+from tests.awaiting import enter
 
 OWNER = """
 import pathlib, signal, sys
@@ -132,18 +133,15 @@ def test_where_a_service_listens_for_sandboxes() -> None:
 
 async def test_an_address_of_another_host_is_refused(fixture: Fixture) -> None:
     with pytest.raises(GitServerError, match=r"192\.0\.2\.1: Cannot assign") as raised:
-        async with serve(fixture, ["127.0.0.1", "192.0.2.1"]):
-            pass
+        await enter(serve(fixture, ["127.0.0.1", "192.0.2.1"]))
     assert "remote" in raised.value.remedy
 
 
 async def test_without_git(fixture: Fixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(GitServerError, match="git was not found"):
-        async with serve(fixture):
-            pass
+        await enter(serve(fixture))
     (tmp_path / "git").write_text("#!/bin/sh\necho /nowhere\n")
     (tmp_path / "git").chmod(0o755)
     with pytest.raises(GitServerError, match="this git has no daemon"):
-        async with serve(fixture):
-            pass
+        await enter(serve(fixture))

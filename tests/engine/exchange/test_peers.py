@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from dutyfree.engine.exchange.peers import MissingLayers, PeerSet, PeerTiming, b
 from dutyfree.engine.store.cancel import Cancelled, CancelToken
 from dutyfree.engine.store.provenance import Provenance
 from dutyfree.engine.store.store import Store
-from tests.awaiting import enter
+from tests.awaiting import enter, together
 from tests.engine.counts import arrives
 from tests.engine.exchange.nodes import CLONE, INSTALL, RECIPE, SLOWLY, Nodes, cut, held, over, pipe, reserved
 from tests.engine.exchange.test_exchange import IMAGE, said, with_image
@@ -255,9 +256,7 @@ async def test_many_want_it_and_it_comes_once(nodes: Nodes) -> None:
 
     native: Any
     async with opened(str(nodes.here)) as native:
-        async with anyio.create_task_group() as group:
-            for _ in range(8):
-                group.start_soon(ask, native)
+        await together(*(partial(ask, native) for _ in range(8)))
         assert native.peers[str(nodes.here)].asked == 1
         assert native.peers[str(nodes.here)].size < 9_000_000
     assert sorted(kinds) == ["fetched", *["joined"] * 7]

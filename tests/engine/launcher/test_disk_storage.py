@@ -19,6 +19,7 @@ import dutyfree
 from dutyfree import Limits, Recipe, Stage
 from dutyfree.contract.errors import CreateError, ExecError, Unavailable
 from dutyfree.engine.launcher import disk_storage
+from tests.awaiting import enter, until_not
 from tests.engine import unprivileged
 
 pytestmark = [pytest.mark.native, pytest.mark.loop, pytest.mark.root("only root mounts images")]
@@ -42,9 +43,7 @@ def images(cache: Path) -> list[str]:
 
 
 async def no_images_left(cache: Path) -> None:
-    with anyio.fail_after(60):
-        while await anyio.to_thread.run_sync(images, cache):  # noqa: ASYNC110 (nothing tells when the kernel is done)
-            await anyio.sleep(0.02)
+    await until_not(lambda: anyio.to_thread.run_sync(images, cache))
     assert os.listdir(cache / "disk") == []
 
 
@@ -276,15 +275,13 @@ async def test_a_request_that_waits_for_space_survives_the_death_of_the_helper(s
 
 async def test_without_room_for_one_sandbox_it_cannot_be_opened(small_disk: Path) -> None:
     with pytest.raises(CreateError, match="reserves its disk limit of 536870912 bytes"):
-        async with dutyfree.open("native", storage="disk"):
-            pass
+        await enter(dutyfree.open("native", storage="disk"))
 
 
 async def test_without_the_formatter_it_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_storage, "FORMATTER", "mke2fs-missing")
     with pytest.raises(Unavailable, match="e2fsprogs"):
-        async with dutyfree.open("native", storage="disk"):
-            pass
+        await enter(dutyfree.open("native", storage="disk"))
 
 
 def test_without_root_it_is_unavailable() -> None:

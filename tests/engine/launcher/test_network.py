@@ -25,7 +25,7 @@ from dutyfree.contract.errors import CreateError, ExecError, SandboxClosed, Usag
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.substrates.native import Native, NativeConfig
 from tests import networking
-from tests.awaiting import enter
+from tests.awaiting import enter, together
 from tests.engine import counts
 from tests.networking import Neighbour, Resolver, reach
 
@@ -158,9 +158,7 @@ async def test_bytes_and_ends_arrive_both_ways(networked: Native) -> None:
             async def one() -> None:
                 assert (await sandbox.exec(command, timeout=60)).stdout == b"True True\n"
 
-            async with anyio.create_task_group() as tasks:
-                for _ in range(4):
-                    tasks.start_soon(one)
+            await together(*[one] * 4)
     finally:
         server.kill()
         await anyio.to_thread.run_sync(server.communicate)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from dutyfree.engine.images import rootfs
 from dutyfree.engine.layers.build_request import layer_key
 from dutyfree.engine.layers.run_stage import LOGS
 from dutyfree.engine.store.store import Store
-from tests.awaiting import enter
+from tests.awaiting import enter, together, until
 from tests.engine import counts
 
 pytestmark = [pytest.mark.usefixtures("cache"), pytest.mark.root("stages lie on the disk with root only")]
@@ -121,9 +122,7 @@ async def test_many_ask_and_one_makes(tmp_path: Path) -> None:
     async def run() -> None:
         said.append((await anyio.run_process([sys.executable, str(program)])).stdout)
 
-    async with anyio.create_task_group() as group:
-        for _ in range(3):
-            group.start_soon(run)
+    await together(*[run] * 3)
     assert len(b"".join(said).split()) == 9
     assert len(set(b"".join(said).split())) == 1
 
@@ -175,9 +174,7 @@ async def test_many_stages_may_fail_at_once() -> None:
 
     async with opened() as native:
         with anyio.fail_after(100):
-            async with anyio.create_task_group() as group:
-                for number in range(48):
-                    group.start_soon(one, native, number)
+            await together(*(partial(one, native, number) for number in range(48)))
     assert len(told) == 48
 
 
@@ -187,10 +184,7 @@ async def busy() -> int:
     def look() -> list[int]:
         return [init for init in counts.sandboxes(os.getpid()) if counts.children(init)]
 
-    with anyio.fail_after(60):
-        while not (inits := await anyio.to_thread.run_sync(look)):
-            pass
-    return inits.pop()
+    return int((await until(lambda: anyio.to_thread.run_sync(look))).pop())
 
 
 async def sleepers() -> list[int]:
@@ -201,10 +195,7 @@ async def sleepers() -> list[int]:
         asleep = counts.processes(("sleep",))
         return [child for shell in shells for child in counts.children(shell) if child in asleep]
 
-    with anyio.fail_after(60):
-        while not (found := await anyio.to_thread.run_sync(look)):
-            pass
-    return found
+    return list(await until(lambda: anyio.to_thread.run_sync(look)))
 
 
 async def wake_all() -> None:
@@ -262,9 +253,7 @@ async def test_who_asks_at_the_same_time_shares_what_the_disk_has() -> None:
     recipe = Recipe(stages=(setup("echo 1 > a"), setup("echo 2 > b")))
     await _said(recipe, "true")
     async with opened() as native:
-        async with anyio.create_task_group() as group:
-            for _ in range(16):
-                group.start_soon(native.prepare, recipe)
+        await together(*(partial(native.prepare, recipe) for _ in range(16)))
         assert native.node.builder.leased == 2
 
 

@@ -19,7 +19,7 @@ from dutyfree.contract import Limits, Recipe, Stage
 from dutyfree.contract.abilities import Forkable, Snapshottable
 from dutyfree.contract.errors import ActionError, CreateError, DispatchError, ExecError, UsageError
 from dutyfree.engine.layers.memory_layers import merge_count
-from tests.awaiting import enter
+from tests.awaiting import enter, together
 from tests.engine import counts
 
 pytestmark = pytest.mark.native
@@ -140,9 +140,7 @@ async def test_what_is_asked_meanwhile_waits(native: Any) -> None:
                 native.forget(await sandbox.snapshot())
                 await anyio.sleep(0.01)
 
-        async with anyio.create_task_group() as group:
-            group.start_soon(act)
-            group.start_soon(keep)
+        await together(act, keep)
         assert found == [f"{number}\n".encode() for number in range(40)]
 
 
@@ -251,9 +249,7 @@ async def test_who_is_paused_while_it_is_kept_stands_still(native: Any) -> None:
     async with native.sandbox() as sandbox:
         await sandbox.start("while echo . >> ticks; do :; done")
         for _ in range(5):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(sandbox.snapshot)
-                tasks.start_soon(sandbox.pause)
+            await together(sandbox.snapshot, sandbox.pause)
             sizes = []
             for _ in range(2):
                 async with sandbox.fork(1) as (child,):

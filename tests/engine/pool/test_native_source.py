@@ -38,7 +38,7 @@ from dutyfree.contract.errors import (
     UsageError,
 )
 from dutyfree.engine.pool.scheduler.values import Budget, Policy
-from tests.awaiting import enter
+from tests.awaiting import enter, service_ended, together, until, until_not
 from tests.engine import counts
 
 pytestmark = [pytest.mark.native, pytest.mark.usefixtures("cache")]
@@ -163,9 +163,7 @@ async def test_nothing_is_kept_until_somebody_wants_it(pooled: Any) -> None:
     assert pooled.pool is None
     offered: object = pooled
     assert isinstance(offered, Pooling)
-    with anyio.fail_after(60):
-        while await anyio.to_thread.run_sync(counts.sandboxes, os.getpid()):
-            pass
+    await until_not(lambda: anyio.to_thread.run_sync(counts.sandboxes, os.getpid()))
 
 
 async def test_what_was_prefetched_is_warm_and_never_used_twice(pooled: Any) -> None:
@@ -274,9 +272,7 @@ async def test_two_cold_requests_of_one_prefix_run_its_stages_once(pooled: Any) 
             stamps.add(await sandbox.read("stamp"))
             kinds.append(sandbox.served.kind)
 
-    async with anyio.create_task_group() as tasks:
-        for _ in range(8):
-            tasks.start_soon(one)
+    await together(*[one] * 8)
     assert len(stamps) == 1
     assert sorted(kinds) == ["cold", *["joined"] * 7]
 
@@ -402,9 +398,7 @@ async def test_a_sandbox_that_is_not_as_new_is_discarded(pooled: Any, dirt: str)
     supply.reset = half_done
     async with pooled.sandbox() as sandbox:
         assert (await sandbox.exec("true")).ok
-    with anyio.fail_after(60):
-        while pool.ledger.events["died"] < 1 or "0 being destroyed" not in repr(pool):
-            await pool.changed()
+    await until(lambda: pool.ledger.events["died"] and "0 being destroyed" in repr(pool), pool.changed)
     assert pool.ledger.events["discarded"] == 1
     assert repr(pool).startswith("<Pool: 0 idle, 0 leased")
 
@@ -426,9 +420,7 @@ async def test_an_idle_sandbox_that_dies_is_replaced(pooled: Any) -> None:
     await idle(pooled, Recipe(), 1)
     (init,) = counts.sandboxes(os.getpid())
     os.kill(init, signal.SIGKILL)
-    with anyio.fail_after(60):
-        while pooled.pool.ledger.events["died"] < 1:
-            await pooled.pool.changed()
+    await until(lambda: pooled.pool.ledger.events["died"] >= 1, pooled.pool.changed)
     await idle(pooled, Recipe(), 1)
     async with pooled.sandbox() as sandbox:
         assert sandbox.served.kind == "warm"
@@ -447,9 +439,7 @@ async def test_a_lease_ends_unless_it_is_kept_alive(pooled: Any) -> None:
     assert await pool.acquire(Recipe(), idempotency_key="once") is lease
     assert (await lease.sandbox.exec("true")).ok
     pool.keep_alive(lease, 0.1)
-    with anyio.fail_after(60):
-        while not lease.over or "0 being destroyed" not in repr(pool):
-            await pool.changed()
+    await until(lambda: lease.over and "0 being destroyed" in repr(pool), pool.changed)
     with pytest.raises(SubstrateError):
         await lease.sandbox.exec("true")
     with pytest.raises(LeaseEnded):
@@ -475,14 +465,9 @@ async def test_what_a_sandboxs_own_stages_wrote_goes_with_it(name: str) -> None:
             assert await group[3].read("log") == b"clone\none\n"
         with pytest.raises(StageError):
             await enter(substrate.group(Recipe(stages=(*recipe().stages, Stage("setup", ("false",)))), 2))
-        with anyio.fail_after(60):
-            while substrate.pool is not None and "0 being made, 0 being reset, 0 being destroyed" not in repr(
-                substrate.pool
-            ):
-                await substrate.pool.changed()
-        with anyio.fail_after(60):
-            while substrate.node.layers.size:  # noqa: ASYNC110 (there is no event)
-                await anyio.sleep(0.01)
+        if (pool := substrate.pool) is not None:
+            await until(lambda: "0 being made, 0 being reset, 0 being destroyed" in repr(pool), pool.changed)
+        await until(lambda: not substrate.node.layers.size)
 
 
 async def test_layers_go_when_the_disk_is_full() -> None:
@@ -564,9 +549,8 @@ async def test_64_tasks_with_random_deaths_lose_no_request() -> None:
         assert done == 64 * 6
         assert killed > 10
         assert died < done / 2
-        with anyio.fail_after(60):
-            while "0 leased, 0 being made, 0 being reset, 0 being destroyed, 0 waiting" not in repr(pool):
-                await pool.changed()
+        ended = "0 leased, 0 being made, 0 being reset, 0 being destroyed, 0 waiting"
+        await until(lambda: ended in repr(pool), pool.changed)
     assert await anyio.to_thread.run_sync(family.remains) == set()
 
 
@@ -581,9 +565,7 @@ async def test_a_pool_that_breaks_is_told_and_leaves_nothing() -> None:
             await idle(substrate, Recipe(), 2)
             family = await anyio.to_thread.run_sync(lambda: counts.Family(os.getpid(), before))
             substrate.pool._tasks.start_soon(break_down)
-            with anyio.fail_after(60):
-                while not substrate.pool._closed:
-                    await anyio.lowlevel.checkpoint()
+            await until(lambda: substrate.pool._closed)
             with pytest.raises(PoolError, match="closed"):
                 await enter(substrate.sandbox())
     assert "a fault of ours" in str(told.value.exceptions)
@@ -697,9 +679,7 @@ async def test_an_idle_one_whose_service_ended_is_not_handed_out(pooled: Any) ->
     (service,) = await anyio.to_thread.run_sync(counts.children, init)
     os.kill(service, signal.SIGKILL)
     (idle_one,) = pooled.pool._executor._sandboxes.values()
-    with anyio.fail_after(60):
-        while (await idle_one.services())[0].running:  # noqa: ASYNC110 (there is no event)
-            await anyio.sleep(0.01)
+    await service_ended(idle_one)
     async with pooled.sandbox(SERVED) as sandbox:
         assert sandbox.id != idle_one.id
         assert (await sandbox.services())[0].running

@@ -20,7 +20,7 @@ from dutyfree.contract.errors import (
 from dutyfree.engine.pool.pool import Pool
 from dutyfree.engine.pool.scheduler.values import Budget, Policy
 from dutyfree.substrates.scripted import Scripted
-from tests.awaiting import enter
+from tests.awaiting import enter, together
 from tests.engine import virtual
 from tests.engine.pool.scripted_source import ScriptedSource
 
@@ -238,9 +238,7 @@ async def test_the_same_key_is_the_same_lease():
         async def one():
             found.append(await pool.acquire(READY, idempotency_key="k"))
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(one)
-            tasks.start_soon(one)
+        await together(one, one)
         found.append(await pool.acquire(READY, idempotency_key="k"))
         assert found[0] is found[1] is found[2]
         assert len(made.existing) == 1

@@ -32,7 +32,7 @@ from dutyfree.engine.launcher.timeouts import Timeouts
 from dutyfree.engine.sandbox import watch
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.substrates.native import Native, NativeConfig
-from tests.awaiting import appeared, enter
+from tests.awaiting import appeared, enter, together
 from tests.engine import counts
 
 # --- Numbers that cannot be --------------------------------------------------------------------------
@@ -165,9 +165,7 @@ async def test_batches_at_once_do_not_mix(native: Native) -> None:
                 assert (results[1].stdout, results[2]) == (text, text)
                 assert len(results) == 4
 
-        async with anyio.create_task_group() as tasks:
-            for number in range(8):
-                tasks.start_soon(one, number)
+        await together(*(partial(one, number) for number in range(8)))
 
 
 async def test_a_batch_does_not_delay_other_actions(native: Native) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 
 import anyio
 import pytest
@@ -15,6 +16,7 @@ from dutyfree.contract.errors import DutyfreeError, ExecError
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import Frame
 from dutyfree.engine.sandbox.channel import Channel
+from tests.awaiting import together
 from tests.engine import virtual
 
 
@@ -122,8 +124,6 @@ async def test_a_burst_of_commands_is_heard_in_turns(native: Substrate) -> None:
             assert seen.stdout == said + b"1001\n"
             told.append(number)
 
-        async with anyio.create_task_group() as tasks:
-            for number in range(150):
-                tasks.start_soon(one, number)
+        await together(*(partial(one, number) for number in range(150)))
         assert sorted(told) == list(range(150))
         assert (await sandbox.exec("echo usable")).stdout == b"usable\n"

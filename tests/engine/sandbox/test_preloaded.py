@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import anyio
@@ -11,7 +12,7 @@ import pytest
 import dutyfree
 from dutyfree import Limits, Observation, Recipe, Stage, recipes
 from dutyfree.contract.errors import ActionError, CreateError, UsageError
-from tests.awaiting import enter
+from tests.awaiting import enter, service_ended, together
 
 pytestmark = pytest.mark.native
 
@@ -221,9 +222,7 @@ async def test_many_at_once(sandbox: Any) -> None:
         )
         found[number] = seen.stdout
 
-    async with anyio.create_task_group() as tasks:
-        for number in range(30):
-            tasks.start_soon(one, number)
+    await together(*(partial(one, number) for number in range(30)))
     assert found == {number: b"%d\n" % number for number in range(30)}
     assert (await sandbox.services())[0].starts == 1
 
@@ -258,9 +257,7 @@ async def test_the_error_says_why_an_interpreter_cannot_be_restarted(native: Any
     async with native.sandbox(Recipe(stages=(stage,), services=(service,))) as sandbox:
         await sandbox.write("lib/library.py", b"raise RuntimeError('broken meanwhile')")
         await sandbox.exec("pkill -9 python3")
-        with anyio.fail_after(60):
-            while (await sandbox.services())[0].running:  # noqa: ASYNC110 (there is no event for it)
-                await anyio.sleep(0.01)
+        await service_ended(sandbox)
         with pytest.raises(ActionError, match=r"(?s)service 'python'.*broken meanwhile"):
             await sandbox.call("python", ["-c", "1"])
         assert (await sandbox.exec("echo fine")).stdout == b"fine\n"

@@ -11,14 +11,13 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import anyio
 import pytest
 
 import dutyfree
 from dutyfree import Ready, Recipe, Service, Stage
 from dutyfree.contract.abilities import Serving
 from dutyfree.contract.errors import ActionError, CreateError, UsageError
-from tests.awaiting import enter
+from tests.awaiting import enter, service_ended
 from tests.engine import counts
 
 pytestmark = pytest.mark.native
@@ -148,9 +147,7 @@ async def test_a_service_that_ended_can_be_restarted(native: Any) -> None:
     async with native.sandbox(recipe(LISTENING, SLEEPING)) as sandbox:
         pid = (await sandbox.exec(["python3", "-c", ASK])).stdout.decode()
         assert (await sandbox.exec(f"kill -9 {pid}")).ok
-        with anyio.fail_after(60):
-            while (await sandbox.services())[0].running:  # noqa: ASYNC110 (there is no event for it)
-                await anyio.sleep(0.01)
+        await service_ended(sandbox)
         ended, other = await sandbox.services()
         assert (ended.exit_code, ended.starts, other.running) == (137, 1, True)
         assert not (await sandbox.exec(["python3", "-c", ASK])).ok
@@ -199,10 +196,7 @@ async def test_a_snapshot_after_a_service_has_ended(native: Any) -> None:
     many = "for i in $(seq 200); do echo $i > many-$i; done"
     async with native.sandbox(recipe(SLEEPING)) as sandbox:
         await sandbox.exec(f"until pkill -x sleep; do :; done; {many}")
-        with anyio.fail_after(60):
-            # Its shell ends after the sleep that was killed.
-            while (await sandbox.services())[0].running:  # noqa: ASYNC110 (nothing to wait for)
-                await anyio.sleep(0.02)
+        await service_ended(sandbox)  # its shell ends after the sleep that was killed
         await sandbox.snapshot()
         assert not (await sandbox.services())[0].running
         await sandbox.restart("sleeper")
