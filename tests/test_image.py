@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 from pathlib import Path
 
 import anyio
@@ -19,6 +18,7 @@ import pytest
 from dutyfree import paths, study_image
 from dutyfree.contract.errors import Unavailable
 from tests.awaiting import together
+from tests.processes import eventually
 
 SOURCES = """\
 # What this machine uses
@@ -198,10 +198,7 @@ def test_broken_off_build_leaves_nothing(
         reached = any(line.startswith(moment) for line in builder.stdout)
         builder.send_signal(number)
     assert reached, "the build ended by itself"
-    deadline = time.monotonic() + 60  # the kernel takes its time to end them all
-    while any(leftovers(cache)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert leftovers(cache) == ([], [])
+    assert eventually(lambda: leftovers(cache) == ([], [])), "the kernel takes its time to end them all"
     assert study_image.built() is None
     if number == signal.SIGINT:
         assert sorted(path.name for path in (cache / "images").iterdir()) == ["lock"]

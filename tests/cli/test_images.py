@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from tests.engine.counts import arrives
 from tests.engine.images import composing
 from tests.engine.images.composing import Image, busybox, layout, member, push, tar
 from tests.engine.images.test_registry import Cutter
+from tests.processes import eventually
 
 pytestmark = pytest.mark.root("layers hold files of many owners")
 
@@ -117,18 +118,12 @@ def test_import(cli: Cli, tmp_path: Path) -> None:
 def test_an_interrupted_pull_cleans_up(host: str, cli: Cli, signum: int) -> None:
     push(host, "large", "latest", Image([tar(member("large", os.urandom(20_000_000)))]))
     # No connection brings more than a part: the pull is always under way when the signal comes.
-    cutter = Cutter(host, 1_000_000)
-    try:
+    with contextlib.closing(Cutter(host, 1_000_000)) as cutter:
         process = cli.start("pull", f"{cutter.host}/large")
-        until = time.monotonic() + 60
-        while not arrives(cli.layers):
-            assert time.monotonic() < until
-            assert process.poll() is None
-            time.sleep(0.02)
+        assert eventually(lambda: arrives(cli.layers) or process.poll() is not None)
+        assert process.poll() is None
         process.send_signal(signum)
         _, err = process.communicate(timeout=100)
-    finally:
-        cutter.close()
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert [path.name for path in (cli.layers / "making").iterdir()] == [".lock"]

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import termios
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from dutyfree import gc
 from dutyfree.engine.store.store import Store
 from tests.awaiting import PATIENCE
 from tests.engine import counts
+from tests.processes import eventually, speaking
 
 pytestmark = pytest.mark.native
 
@@ -37,18 +39,19 @@ def dutyfree(*arguments, status=0, **options):
     return done
 
 
+@contextmanager
+def running(*command):
+    """A command in a sandbox that has printed a line."""
+    with speaking(*COMMAND, "run", "--", *command) as (process, _):
+        yield process
+
+
 @pytest.fixture
 def sleeper():
     """Another owner, with one sandbox in which something runs."""
-    process = subprocess.Popen(
-        [*COMMAND, "run", "--", "sh", "-c", "sleep 1000 & echo up; wait # " + "long" * 100],
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-    yield process
-    process.kill()
-    process.communicate()
+    with running("sh", "-c", "sleep 1000 & echo up; wait # " + "long" * 100) as process:
+        yield process
+        process.kill()
 
 
 def test_streams_and_status_are_the_commands_own():
@@ -190,12 +193,7 @@ def test_bad_input_gets_one_clear_sentence(arguments, message):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_however_it_ends_nothing_is_left(number):
-    with subprocess.Popen(
-        [*COMMAND, "run", "--", "sh", "-c", "(setsid sleep 1000 &); echo up; sleep 1000"],
-        stdout=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
+    with running("sh", "-c", "(setsid sleep 1000 &); echo up; sleep 1000") as process:
         family = counts.Family(process.pid)
         process.send_signal(number)
     assert process.returncode == (130 if number != signal.SIGKILL else -signal.SIGKILL)
@@ -330,10 +328,7 @@ def test_ps_shows_the_sandboxes_of_others(sleeper):
     assert "sleep 1000" in table
     sleeper.kill()
     sleeper.wait()
-    deadline = time.monotonic() + 60
-    while living["id"] in dutyfree("ps").stdout.decode() and time.monotonic() < deadline:
-        pass
-    assert living["id"] not in dutyfree("ps").stdout.decode()
+    assert eventually(lambda: living["id"] not in dutyfree("ps").stdout.decode())
 
 
 LIAR = """
@@ -347,18 +342,12 @@ time.sleep(1000)
 
 def test_ps_is_not_fooled_by_a_name():
     """What runs in a sandbox can call itself a launcher."""
-    command = [*COMMAND, "run", "--", "python3", "-c", LIAR]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        process.stdout.readline()
+    with running("python3", "-c", LIAR) as process:
         found = json.loads(dutyfree("ps", "--json").stdout)
         (living,) = [each for each in found if each["owner"] == process.pid]
         assert living["processes"] == 2
         assert not [each for each in found if each["owner"] == living["init"]]
-    finally:
         process.kill()
-        process.communicate()
 
 
 def _groups_of(launcher: int) -> list[Path]:
@@ -380,11 +369,7 @@ def test_gc_removes_what_the_dead_left_and_nothing_else(sleeper, tmp_path):
     cache = tmp_path / "cache"
     environment = {**os.environ, "DUTYFREE_CACHE": str(cache), "TMPDIR": str(tmp_path)}
     # The control groups of a launcher that was killed.
-    with subprocess.Popen(
-        [*COMMAND, "run", "--", "sh", "-c", "echo up; sleep 1000 # " + "long" * 100], stdout=subprocess.PIPE
-    ) as dying:
-        assert dying.stdout is not None
-        dying.stdout.readline()
+    with running("sh", "-c", "echo up; sleep 1000 # " + "long" * 100) as dying:
         launcher = _launcher_of(dying.pid)
         os.kill(launcher, signal.SIGKILL)
     groups = _groups_of(launcher)

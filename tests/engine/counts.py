@@ -10,6 +10,8 @@ from pathlib import Path
 
 import anyio
 
+from tests.processes import eventually
+
 NAMES = ("dutyfree-engine", "dutyfree-init", "dutyfree-egress", "dutyfree-parked")
 KINDS = ("user", "net", "mnt", "pid", "ipc", "uts", "cgroup")
 
@@ -95,10 +97,7 @@ def children(pid: int) -> list[int]:
 
 def ended(pid: int, begun: str, seconds: float = 60) -> bool:
     """Whether the process that began then is gone, given some time, or only its parent has yet to notice."""
-    deadline = time.monotonic() + seconds
-    while begun and started(pid) == begun and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not begun or started(pid) != begun
+    return bool(eventually(lambda: not begun or started(pid) != begun, seconds))
 
 
 async def descriptors(most: int) -> int:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from dutyfree.engine.host import census
 from dutyfree.engine.launcher.isolation import WALLS
 from tests.awaiting import enter
 from tests.engine import counts, unprivileged
+from tests.processes import speaking_python
 
 pytestmark = [
     pytest.mark.native,
@@ -198,9 +197,8 @@ asyncio.run(main())
 
 
 def test_a_killed_owner_leaves_nothing() -> None:
-    with subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True) as owner:
-        assert owner.stdout is not None
-        assert owner.stdout.readline() == "running\n"
+    with speaking_python(KILLED) as (owner, said):
+        assert said == "running"
         family = counts.Family(owner.pid)
         commands = [pid for init in family.inits for pid in counts.children(init)]
         begun = {pid: counts.started(pid) for pid in commands}

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from dutyfree.engine.host import features
 from tests.engine import counts, unprivileged
+from tests.processes import eventually
 
 pytestmark = pytest.mark.native
 
@@ -284,15 +284,9 @@ async def run(substrate):
     assert inits
     inits += [child for init in inits for child in children(init)]
     os.kill(owner if killed == "owner" else launcher, signal.SIGKILL)
-    deadline = time.monotonic() + 60
-    while any(map(lives, (launcher, *inits))) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not any(map(lives, (launcher, *inits)))
+    assert eventually(lambda: not any(map(lives, (launcher, *inits))))
     process.kill()
-    process.wait()
-    process.stdout.close()
-    if process.stderr:
-        process.stderr.close()
+    process.communicate()
 
 
 def lives(pid: int) -> bool:

@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import textwrap
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -25,6 +24,7 @@ from dutyfree.substrates.native import Native, NativeConfig
 from tests import networking
 from tests.engine import counts
 from tests.networking import Greeter, Resolver, reach
+from tests.processes import eventually
 
 pytestmark = pytest.mark.native
 
@@ -370,15 +370,13 @@ async def test_without_descriptors_the_egress_process_waits_for_one(everywhere: 
 
 def _limit_descriptors(process: int) -> None:
     """Lower its limit to the present number, as its own user: that needs no privilege."""
-    until = time.monotonic() + 60
-    while True:  # until none is free below the limit
-        used = {int(name) for name in os.listdir(f"/proc/{process}/fd")}
-        if max(used) < len(used):
-            break
-        assert time.monotonic() < until, used
-        time.sleep(0.02)
+
+    def used() -> list[int]:
+        return sorted(map(int, os.listdir(f"/proc/{process}/fd")))
+
+    assert eventually(lambda: (now := used())[-1] < len(now)), "one is free below the limit"
     user = census.FIRST_ID - 1
-    command = ["prlimit", "--pid", str(process), f"--nofile={len(used)}:"]
+    command = ["prlimit", "--pid", str(process), f"--nofile={len(used())}:"]
     subprocess.run(command, check=True, user=user, group=user, extra_groups=[])
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from dutyfree.study import records
+from tests.processes import eventually
 from tests.substrates.test_bare import processes_marked
 
 PLAN = """
@@ -51,11 +52,16 @@ def is_worker(pid):
         return False
 
 
+def started(tmp_path, plan):
+    (tmp_path / "plan.toml").write_text(plan)
+    (tmp_path / "tmp").mkdir()
+    line = command(tmp_path, "--plan", str(tmp_path / "plan.toml"))
+    environment = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
+    return subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True)
+
+
 def wait_until_nothing_is_left(tmp_path, owners):
-    until = time.monotonic() + 100
-    while leftovers(tmp_path, owners) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not leftovers(tmp_path, owners)
+    assert eventually(lambda: not leftovers(tmp_path, owners), 100)
 
 
 def leftovers(tmp_path, owners):
@@ -153,15 +159,7 @@ def test_a_killed_study_on_docker(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("substrate", ["bare", pytest.param("docker", marks=pytest.mark.docker)])
 def test_an_interrupted_study_says_how_to_go_on(tmp_path, substrate, number):
-    plan = tmp_path / "plan.toml"
-    plan.write_text(PLAN.format(substrates=f'["{substrate}"]', trials=20_000))
-    (tmp_path / "tmp").mkdir()
-    process = subprocess.Popen(
-        command(tmp_path, "--plan", str(plan)),
-        env=os.environ | {"TMPDIR": str(tmp_path / "tmp")},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = started(tmp_path, PLAN.format(substrates=f'["{substrate}"]', trials=20_000))
     path = tmp_path / "out" / records.FILE
     while process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < 10):
         time.sleep(0.05)
@@ -176,17 +174,8 @@ def test_an_interrupted_study_says_how_to_go_on(tmp_path, substrate, number):
 
 @pytest.mark.parametrize("victim", ["study", "worker"])
 def test_whatever_is_killed_nothing_is_left(tmp_path, victim):
-    plan = tmp_path / "plan.toml"
-    plan.write_text(
-        PLAN.format(substrates='["bare", "bare-again"]\noptions.bare-again.use="bare"', trials=999)
-    )
-    (tmp_path / "tmp").mkdir()
-    process = subprocess.Popen(
-        command(tmp_path, "--plan", str(plan)),
-        env=os.environ | {"TMPDIR": str(tmp_path / "tmp")},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    labels = '["bare", "bare-again"]\noptions.bare-again.use="bare"'
+    process = started(tmp_path, PLAN.format(substrates=labels, trials=999))
     wait_for_trials(process, tmp_path / "out" / records.FILE, 10)
     owners = workers(process)
     assert len(owners) == 2

@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -36,6 +35,7 @@ from dutyfree.substrates.local.owner import identity
 from dutyfree.substrates.local.reaper import OWNER as OWNED
 from tests.awaiting import enter, together
 from tests.engine import counts
+from tests.processes import eventually, speaking_python
 
 DYING = """
 import asyncio, os, pathlib, signal, sys, dutyfree
@@ -81,14 +81,9 @@ def runs(pid):
         return False
 
 
-def gone(directory, deadline=60.0):
+def gone(directory):
     """Wait for the reaper: no process of the owner's and no directory."""
-    until = time.monotonic() + deadline
-    while time.monotonic() < until:
-        if not list(directory.glob(f"{PREFIX}*")) and not processes_marked(str(directory)):
-            return True
-        time.sleep(0.05)
-    return False
+    return eventually(lambda: not [*directory.glob(f"{PREFIX}*"), *processes_marked(str(directory))])
 
 
 def reaper_of(pid):
@@ -96,13 +91,11 @@ def reaper_of(pid):
     return next(child for child in children if "reaper.py" in Path(f"/proc/{child}/cmdline").read_text())
 
 
+@contextmanager
 def owner(directory):
-    process = subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(directory)], stdout=subprocess.PIPE, start_new_session=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
-    return process
+    with speaking_python(OWNER, str(directory), start_new_session=True) as (process, said):
+        assert said == "ready"
+        yield process
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
@@ -115,10 +108,8 @@ def test_a_killed_owner_leaves_nothing(tmp_path, number):
 
 def test_what_even_the_reaper_left_is_removed_by_the_next_owner(tmp_path):
     with owner(tmp_path) as process:
-        try:
-            os.kill(reaper_of(process.pid), signal.SIGKILL)
-        finally:
-            process.kill()
+        os.kill(reaper_of(process.pid), signal.SIGKILL)
+        process.kill()
     assert list(tmp_path.glob(f"{PREFIX}*"))
     assert remove_leftovers(tmp_path) == 1
     assert gone(tmp_path)
@@ -136,10 +127,7 @@ def test_killed_while_it_opens_it_leaves_nothing(tmp_path, moment):
     dying = DYING.format(moment=moment)
     killed = subprocess.run([sys.executable, "-c", dying, str(tmp_path)], capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    until = time.monotonic() + 60
-    while os.listdir(tmp_path) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not os.listdir(tmp_path)
+    assert eventually(lambda: not os.listdir(tmp_path))
 
 
 def test_what_cannot_be_judged_is_left_alone(tmp_path):

@@ -17,6 +17,7 @@ import pytest
 import dutyfree
 from dutyfree.conformance import CHECKS, Check, judge
 from dutyfree.contract import Substrate
+from tests.processes import speaking
 
 ROOT = pytest.mark.root("neither reduced isolation nor storage on disk without root")
 
@@ -241,12 +242,10 @@ def test_a_substrate_that_ends_the_process_as_it_opens_or_closes(breaking: Path)
 def test_an_interrupt_ends_it_with_what_is_known(breaking: Path) -> None:
     only = ("--only", "overwriting", "--only", "write_modes")
     command = [sys.executable, "-m", "dutyfree.conformance", "breaking:Breaking", *only]
-    environment = {**os.environ, "PYTHONPATH": str(breaking)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as suite:
-        assert suite.stdout is not None
-        assert "overwriting" in suite.stdout.readline()
+    with speaking(*command, env={**os.environ, "PYTHONPATH": str(breaking)}) as (suite, first):
+        assert "overwriting" in first
         suite.send_signal(signal.SIGINT)
-        told = suite.stdout.read()
-        assert suite.wait() == 130
+        told, _ = suite.communicate()
+        assert suite.returncode == 130
     assert told.startswith("1 passed, 0 failed")
     assert told.endswith("1 not run\n")

@@ -7,10 +7,7 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import tarfile
-import textwrap
 import uuid
 from collections.abc import Iterator
 from functools import partial
@@ -50,6 +47,7 @@ from tests.awaiting import appeared, enter, overrun, together
 from tests.docker_engine import containers, images, proxied, until_gone
 from tests.engine import counts
 from tests.engine.images import composing
+from tests.processes import Speaking, speaking_python
 
 BUSYBOX = "dutyfree/test-busybox:latest"
 
@@ -362,23 +360,16 @@ OWNER = """
 
 
 @pytest.fixture
-def owner() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def owner() -> Iterator[Speaking]:
     """A process with a sandbox, and its label."""
-    command = [sys.executable, "-c", textwrap.dedent(OWNER)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            label = process.stdout.readline().decode().strip()
-            assert label
-            yield process, label
-        finally:
-            process.kill()
+    with speaking_python(OWNER) as (process, label):
+        assert label
+        yield process, label
+        process.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-async def test_killed_owner_leaves_nothing(
-    owner: tuple[subprocess.Popen[bytes], str], engine: Engine, number: signal.Signals
-) -> None:
+async def test_killed_owner_leaves_nothing(owner: Speaking, engine: Engine, number: signal.Signals) -> None:
     process, label = owner
     assert len(await containers(engine, label)) == 1
     assert len(await images(engine, label)) == 1
@@ -386,9 +377,7 @@ async def test_killed_owner_leaves_nothing(
     await until_gone(engine, label)
 
 
-async def test_leftovers_of_a_dead_owner_are_removed(
-    owner: tuple[subprocess.Popen[bytes], str], engine: Engine
-) -> None:
+async def test_leftovers_of_a_dead_owner_are_removed(owner: Speaking, engine: Engine) -> None:
     process, label = owner
     async with dutyfree.open("docker"):
         assert len(await containers(engine, label)) == 1, "a living owner's sandbox was touched"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
@@ -24,6 +21,7 @@ from dutyfree.substrates.docker.guest import Demultiplexer
 from dutyfree.substrates.docker.substrate import DockerSubstrate
 from tests.awaiting import enter, together
 from tests.docker_engine import containers, proxied, until_gone
+from tests.processes import speaking_python
 
 CORE = {
     "signals_are_default",
@@ -208,24 +206,10 @@ OWNER = """
 """
 
 
-@pytest.fixture
-def owner() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A process with a sandbox and with containers ready, and its label."""
-    command = [sys.executable, "-c", textwrap.dedent(OWNER)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            yield process, process.stdout.readline().decode().strip()
-        finally:
-            process.kill()
-
-
-async def test_a_killed_owner_leaves_nothing(
-    owner: tuple[subprocess.Popen[bytes], str], engine: Engine
-) -> None:
-    process, label = owner
-    assert len(await containers(engine, label)) >= 2
-    process.kill()
+async def test_a_killed_owner_leaves_nothing(engine: Engine) -> None:
+    with speaking_python(OWNER) as (process, label):  # with a sandbox and with containers ready
+        assert len(await containers(engine, label)) >= 2
+        process.kill()
     await until_gone(engine, label)
 
 

@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import anyio
@@ -18,6 +19,7 @@ from dutyfree.workloads.fixture import GIT_ENVIRONMENT, Fixture
 from dutyfree.workloads.gitserver import LISTENER, GitServerError, listen_address, serve, start
 from dutyfree.workloads.project import ATTRS
 from tests.awaiting import enter
+from tests.processes import eventually, speaking, speaking_python
 
 OWNER = """
 import pathlib, signal, sys
@@ -73,17 +75,13 @@ def test_the_backlog_holds_a_crowd(fixture: Fixture) -> None:
         server.stop()
 
 
-def listener(command: list[str]) -> tuple[subprocess.Popen[bytes], int]:
+@contextmanager
+def listener(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], int]]:
     orders = json.dumps({"addresses": ["127.0.0.1"], "command": command})
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(LISTENER), orders],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    return process, json.loads(process.stdout.readline())["port"]
+    options = {"stdin": subprocess.PIPE, "stderr": subprocess.DEVNULL, "start_new_session": True}
+    with speaking(sys.executable, "-I", "-S", str(LISTENER), orders, **options) as (process, said):
+        yield process, json.loads(said)["port"]
+        process.kill()
 
 
 def answer(port: int) -> bytes:
@@ -92,16 +90,13 @@ def answer(port: int) -> bytes:
 
 
 def test_a_program_that_cannot_be_started_does_not_end_it() -> None:
-    process, port = listener(["/no/such/program"])
-    with process:
+    with listener(["/no/such/program"]) as (process, port):
         assert [answer(port) for _ in range(3)] == [b"", b"", b""]
         assert process.poll() is None
-        process.kill()
 
 
 def test_it_goes_on_once_there_are_descriptors_again() -> None:
-    process, port = listener(["/bin/echo", "served"])
-    with process:
+    with listener(["/bin/echo", "served"]) as (process, port):
         assert answer(port) == b"served\n"
         before = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (4, before[1]))
@@ -110,18 +105,14 @@ def test_it_goes_on_once_there_are_descriptors_again() -> None:
             assert process.poll() is None
             resource.prlimit(process.pid, resource.RLIMIT_NOFILE, before)
             assert connection.recv(100) == b"served\n"
-        process.kill()
 
 
 def test_dies_with_its_owner(fixture: Fixture) -> None:
-    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
-        assert owner.stdout is not None
-        port, pid = map(int, owner.stdout.readline().split())
+    with speaking_python(OWNER) as (owner, said):
+        port, pid = map(int, said.split())
         assert listens(port)
         owner.kill()
-    deadline = time.monotonic() + 60
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    assert eventually(lambda: not Path(f"/proc/{pid}").exists())
     assert not listens(port)
 
 

@@ -8,12 +8,12 @@ import shlex
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dutyfree import layers
 from dutyfree.contract import Recipe, Stage
+from tests.processes import eventually
 
 CLONE = Stage("repository", commands=("sleep 0.3; date +%N > stamp; head -c 3000000 /dev/urandom > one",))
 INSTALL = Stage("dependencies", commands=("sleep 0.3; cat stamp > copy; head -c 5000000 /dev/urandom > two",))
@@ -88,12 +88,7 @@ def reserved() -> Iterator[int]:
 
 def over(*search: str) -> bool:
     """Wait until ``pgrep`` finds no process. False if it still does."""
-    deadline = time.monotonic() + 60
-    while found := subprocess.run(["pgrep", *search], stdout=subprocess.DEVNULL, check=False).returncode == 0:
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.05)
-    return not found
+    return bool(eventually(lambda: subprocess.run(["pgrep", *search], capture_output=True).returncode))
 
 
 def pipe(node: Path, through: str) -> str:

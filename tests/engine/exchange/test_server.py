@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from dutyfree.engine.store.cancel import Cancelled, CancelToken
 from dutyfree.engine.store.provenance import Provenance, write
 from dutyfree.engine.store.store import Store
 from tests.engine.exchange.nodes import TOKEN, Nodes, Server
+from tests.processes import eventually
 
 pytestmark = pytest.mark.root("layers hold files of many owners")
 
@@ -211,11 +211,13 @@ def test_more_than_it_talks_to_are_told_so(nodes: Nodes) -> None:
         with pytest.raises(CreateError, match="64 other clients"):
             layers.bring(server.source, [KEY])
         stack.close()
-        until = time.monotonic() + 60
-        while not arrived():
+
+        def brought() -> bool:
             with contextlib.suppress(CreateError):
                 layers.bring(server.source, [KEY])
-            assert time.monotonic() < until
+            return arrived()
+
+        assert eventually(brought)
 
 
 def test_one_without_the_token_is_hung_up_on(nodes: Nodes) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from dutyfree.contract.errors import CreateError, ExecError, Unavailable
 from dutyfree.engine.launcher import disk_storage
 from tests.awaiting import enter, until_not
 from tests.engine import unprivileged
+from tests.processes import speaking_python
 
 pytestmark = [pytest.mark.native, pytest.mark.loop, pytest.mark.root("only root mounts images")]
 
@@ -130,34 +130,26 @@ async def test_verification_finds_what_is_left_on_disk_and_in_shared_memory() ->
 
 
 @pytest.mark.parametrize("victim", ["owner", "launcher"])
-async def test_nothing_is_left_after_a_kill(victim: str, cache: Path, tmp_path: Path) -> None:
-    program = tmp_path / "die.py"
-    program.write_text(
-        "import anyio, dutyfree\n"
-        "async def main():\n"
-        "    async with dutyfree.open('native', storage='disk', limits={'disk': 32 << 20}) as native:\n"
-        "        async with native.sandbox() as one, native.sandbox() as two:\n"
-        "            for sandbox in (one, two):\n"
-        "                await sandbox.exec('head -c 8M /dev/urandom > f')\n"
-        "                await sandbox.start('while :; do echo x >> g; done')\n"
-        "            await two.snapshot()\n"
-        "            print(native.node.launcher.pid, flush=True)\n"
-        "            await anyio.sleep_forever()\n"
-        "anyio.run(main)\n"
-    )
+async def test_nothing_is_left_after_a_kill(victim: str, cache: Path) -> None:
+    program = """
+    import anyio, dutyfree
+    async def main():
+        async with dutyfree.open("native", storage="disk", limits={"disk": 32 << 20}) as native:
+            async with native.sandbox() as one, native.sandbox() as two:
+                for sandbox in (one, two):
+                    await sandbox.exec("head -c 8M /dev/urandom > f")
+                    await sandbox.start("while :; do echo x >> g; done")
+                await two.snapshot()
+                print(native.node.launcher.pid, flush=True)
+                await anyio.sleep_forever()
+    anyio.run(main)
+    """
 
     def kill() -> None:
-        process = subprocess.Popen(
-            [sys.executable, str(program)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        assert process.stdout is not None
-        with process.stdout:
-            launcher = int(process.stdout.readline())
+        with speaking_python(program, stderr=subprocess.DEVNULL) as (process, launcher):
             assert len(images(cache)) >= 3
-            os.kill(process.pid if victim == "owner" else launcher, signal.SIGKILL)
-            if victim == "launcher":
-                process.kill()
-            process.wait()
+            os.kill(process.pid if victim == "owner" else int(launcher), signal.SIGKILL)
+            process.kill()
 
     await anyio.to_thread.run_sync(kill)
     await no_images_left(cache)

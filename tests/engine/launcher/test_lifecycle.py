@@ -19,6 +19,7 @@ from dutyfree.contract import Substrate
 from dutyfree.contract.errors import ExecError, LimitError, SandboxClosed
 from tests.awaiting import enter
 from tests.engine import counts
+from tests.processes import eventually, speaking_python
 
 ROUNDS = int(os.environ.get("DUTYFREE_KILLS", "12"))
 
@@ -49,15 +50,11 @@ OWNER = textwrap.dedent(
 )
 
 
-def stopped(process: subprocess.Popen[str]) -> counts.Family:
+def stopped(process: subprocess.Popen[bytes]) -> counts.Family:
     """Stop the owner, and list what it has at this moment."""
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     return counts.Family(process.pid)
-
-
-def owner() -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
 
 
 @pytest.mark.native
@@ -66,7 +63,7 @@ def test_a_killed_owner_leaves_nothing(signum: int) -> None:
     """Kill the owner at any moment: no process, control group or namespace is left."""
     delays = random.Random(signum)
     for _ in range(ROUNDS if signum == signal.SIGKILL else 2):
-        with owner() as process:
+        with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             if delays.random() < 0.8:
                 process.stdout.readline()
@@ -82,9 +79,7 @@ def test_a_killed_owner_leaves_nothing(signum: int) -> None:
 def test_a_killed_launcher_leaves_no_process() -> None:
     families, delays = [], random.Random(1)
     for _ in range(max(1, ROUNDS // 4)):
-        with owner() as process:
-            assert process.stdout is not None
-            process.stdout.readline()
+        with speaking_python(OWNER) as (process, _):
             time.sleep(delays.uniform(0, 0.25))
             family = counts.Family(process.pid)
             for launcher in family.launchers:
@@ -96,15 +91,11 @@ def test_a_killed_launcher_leaves_no_process() -> None:
         families.append(family)
 
     # The next launcher removes control groups without a process.
-    async def reopen() -> None:
-        await enter(dutyfree.open("native"))
+    def is_clean() -> bool:
+        anyio.run(lambda: enter(dutyfree.open("native")))
+        return not any(family.groups() for family in families)
 
-    deadline = time.monotonic() + 60  # a killed process exists until the host's init has reaped it
-    anyio.run(reopen)
-    while any(family.groups() for family in families) and time.monotonic() < deadline:
-        time.sleep(0.1)
-        anyio.run(reopen)
-    assert not [group for family in families for group in family.groups()]
+    assert eventually(is_clean), "a killed process exists until the host's init has reaped it"
 
 
 async def test_closing_leaves_nothing(native: Substrate) -> None:

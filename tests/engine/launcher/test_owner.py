@@ -16,6 +16,7 @@ import dutyfree
 import dutyfree.sync
 from dutyfree.contract import Substrate
 from tests.engine import counts
+from tests.processes import speaking_python
 
 
 @pytest.mark.native
@@ -163,19 +164,15 @@ def test_a_fork_does_not_keep_the_launcher_alive() -> None:
                 os.kill(os.getpid(), 9)
     anyio.run(main)
     """
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    with subprocess.Popen(
-        command, start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        launcher = int(process.stdout.readline())
-        begun = counts.started(launcher)
+    options = {"start_new_session": True, "stdin": subprocess.PIPE}
+    with speaking_python(program, **options) as (process, launcher):
+        begun = counts.started(int(launcher))
         assert begun
+        assert process.stdin is not None
         process.stdin.close()
         process.wait(60)
         try:
-            assert counts.ended(launcher, begun)
+            assert counts.ended(int(launcher), begun)
         finally:
             os.killpg(process.pid, 9)
 

@@ -7,7 +7,6 @@ import contextlib
 import os
 import resource
 import signal
-import subprocess
 import sys
 import time
 from functools import partial
@@ -28,6 +27,7 @@ from dutyfree.engine.layers.run_stage import LOGS
 from dutyfree.engine.store.store import Store
 from tests.awaiting import enter, together, until
 from tests.engine import counts
+from tests.processes import speaking_python
 
 pytestmark = [pytest.mark.usefixtures("cache"), pytest.mark.root("stages lie on the disk with root only")]
 
@@ -127,26 +127,21 @@ async def test_many_ask_and_one_makes(tmp_path: Path) -> None:
     assert len(set(b"".join(said).split())) == 1
 
 
-async def test_a_maker_that_dies_leaves_nothing(tmp_path: Path, cache: Path) -> None:
-    program = tmp_path / "die.py"
-    program.write_text(
-        "import anyio, dutyfree\n"
-        "from dutyfree import Recipe, Stage\n"
-        "async def main():\n"
-        "    async with dutyfree.open('native') as native:\n"
-        "        print('open', flush=True)\n"
-        "        await native.prepare(Recipe(stages=(Stage('setup', commands=('echo 1 > a; sleep 60',)),)))\n"
-        "anyio.run(main)\n"
-    )
+async def test_a_maker_that_dies_leaves_nothing(cache: Path) -> None:
+    program = """
+    import anyio, dutyfree
+    from dutyfree import Recipe, Stage
+    async def main():
+        async with dutyfree.open("native") as native:
+            print("open", flush=True)
+            await native.prepare(Recipe(stages=(Stage("setup", commands=("echo 1 > a; sleep 60",)),)))
+    anyio.run(main)
+    """
 
     def kill() -> None:
-        process = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(0.3)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        with speaking_python(program) as (process, _):
+            time.sleep(0.3)
+            process.kill()
 
     await anyio.to_thread.run_sync(kill)
     assert await _layers() == []

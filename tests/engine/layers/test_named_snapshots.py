@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,8 +18,9 @@ from dutyfree.contract import Recipe, Stage
 from dutyfree.contract.errors import CreateError, UsageError
 from dutyfree.engine.layers.disk_bridge import MAX_CHAIN
 from dutyfree.engine.store.store import Store
-from tests.awaiting import enter
+from tests.awaiting import enter, until
 from tests.engine.layers.test_snapshots import CHANGES, DESCRIBE, MANY, OVER_LAYERS, SEE_OVER_LAYERS
+from tests.processes import speaking_python
 
 pytestmark = [
     pytest.mark.usefixtures("cache"),
@@ -134,29 +132,24 @@ async def test_a_cancelled_taker_leaves_nothing() -> None:
         assert named < 30
 
 
-async def test_a_killed_taker_leaves_nothing(tmp_path: Path, cache: Path) -> None:
-    program = tmp_path / "die.py"
-    program.write_text(
-        "import anyio, dutyfree\n"
-        "async def main():\n"
-        "    async with dutyfree.open('native') as native, native.sandbox() as sandbox:\n"
-        "        await sandbox.exec('for i in $(seq 300); do head -c 1000000 /dev/zero > f$i; done')\n"
-        "        print('begun', flush=True)\n"
-        "        await sandbox.snapshot('never')\n"
-        "        print('done', flush=True)\n"
-        "anyio.run(main)\n"
-    )
+async def test_a_killed_taker_leaves_nothing(cache: Path) -> None:
+    program = """
+    import anyio, dutyfree
+    async def main():
+        async with dutyfree.open("native") as native, native.sandbox() as sandbox:
+            await sandbox.exec("for i in $(seq 300); do head -c 1000000 /dev/zero > f$i; done")
+            print("begun", flush=True)
+            await sandbox.snapshot("never")
+            print("done", flush=True)
+    anyio.run(main)
+    """
 
-    def kill() -> bytes:
-        process = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        process.stdout.readline()
-        while process.poll() is None and not copying():
-            time.sleep(0.001)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        with process.stdout:
-            return process.stdout.read()
+    def kill() -> str:
+        with speaking_python(program) as (process, _):
+            while process.poll() is None and not copying():
+                time.sleep(0.001)
+            process.kill()
+            return process.communicate()[0]
 
     def copying() -> bool:
         with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
@@ -164,20 +157,18 @@ async def test_a_killed_taker_leaves_nothing(tmp_path: Path, cache: Path) -> Non
         return False
 
     for _ in range(10):
-        if await anyio.to_thread.run_sync(kill) == b"":
+        if await anyio.to_thread.run_sync(kill) == "":
             break
         await anyio.to_thread.run_sync(layers.remove, ["snapshot:never"])  # the write was faster: try again
     store = Store()
 
-    def left() -> list[str]:
+    def is_clean() -> bool:
         assert store.snapshots.all() == []
         store.collect()
         assert store.layers() == []
-        return os.listdir(cache / "layers/making")
+        return os.listdir(cache / "layers/making") == [".lock"]
 
-    with anyio.fail_after(60):
-        while await anyio.to_thread.run_sync(left) != [".lock"]:  # noqa: ASYNC110 (the writer ends a moment later)
-            await anyio.sleep(0.05)
+    await until(lambda: anyio.to_thread.run_sync(is_clean))  # the writer ends a moment later
 
 
 @pytest.mark.parametrize("named", [False, True])

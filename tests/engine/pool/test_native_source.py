@@ -8,9 +8,6 @@ import math
 import os
 import random
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +37,7 @@ from dutyfree.contract.errors import (
 from dutyfree.engine.pool.scheduler.values import Budget, Policy
 from tests.awaiting import enter, service_ended, together, until, until_not
 from tests.engine import counts
+from tests.processes import eventually, speaking_python
 
 pytestmark = [pytest.mark.native, pytest.mark.usefixtures("cache")]
 
@@ -592,15 +590,10 @@ anyio.run(main)
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_killed_owner_of_a_warm_pool_leaves_nothing(signum: int) -> None:
-    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
-    with owner:
-        assert owner.stdout is not None
-        assert owner.stdout.readline() == "warm\n"
-        deadline = time.monotonic() + 60
-        while len(counts.sandboxes(owner.pid)) < 9 and time.monotonic() < deadline:
-            time.sleep(0.02)
+    with speaking_python(OWNER) as (owner, said):
+        assert said == "warm"
+        assert eventually(lambda: len(counts.sandboxes(owner.pid)) >= 9)
         family = counts.Family(owner.pid)
-        assert len(counts.sandboxes(owner.pid)) >= 9
         owner.send_signal(signum)
     assert family.remains() == set()
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,6 +16,7 @@ from dutyfree.contract.abilities import Serving
 from dutyfree.contract.errors import ActionError, CreateError, UsageError
 from tests.awaiting import enter, service_ended
 from tests.engine import counts
+from tests.processes import eventually, speaking_python
 
 pytestmark = pytest.mark.native
 
@@ -236,18 +234,15 @@ OWNER = textwrap.dedent(
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_the_end_of_the_owner_leaves_nothing(how: signal.Signals) -> None:
-    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE) as owner:
-        assert owner.stdout is not None
-        assert owner.stdout.readline() == b"open\n"
-        deadline = time.monotonic() + 60
-        while True:
-            family = counts.Family(owner.pid)
-            inside = [child for init in family.inits for child in counts.children(init)]
-            if len(inside) >= 3:  # the two services, and a fork
-                break
-            assert time.monotonic() < deadline, inside
-            time.sleep(0.02)
+    with speaking_python(OWNER) as (owner, said):
+        assert said == "open"
+
+        def inside() -> list[int]:
+            return [child for init in counts.sandboxes(owner.pid) for child in counts.children(init)]
+
+        assert eventually(lambda: len(inside()) >= 3), "the two services, and a fork"
+        family, services = counts.Family(owner.pid), inside()
         os.kill(owner.pid, how)
         owner.wait()
         assert not family.remains()
-        assert not [pid for pid in inside if counts.started(pid)]
+        assert not [pid for pid in services if counts.started(pid)]
