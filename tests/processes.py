@@ -6,9 +6,16 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+
+def ran(command: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, with its output as text."""
+    return subprocess.run(command, capture_output=True, text=True, **options)
+
 
 Speaking = tuple[subprocess.Popen[str], str]
 """A process and the first line of its output."""
@@ -26,9 +33,7 @@ def speaking(*command: str, **options: Any) -> Iterator[Speaking]:
 
 
 @contextmanager
-def speaking_python(
-    code: str, *arguments: str, **options: Any
-) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def speaking_python(code: str, *arguments: str, **options: Any) -> Iterator[Speaking]:
     """The same of a Python program."""
     with speaking(sys.executable, "-c", textwrap.dedent(code), *arguments, **options) as begun:
         yield begun

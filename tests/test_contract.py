@@ -22,6 +22,7 @@ from dutyfree.contract.errors import DutyfreeError, LimitError, SandboxClosed, S
 from dutyfree.contract.stage import tree_digest
 from dutyfree.workloads.workload import Expect
 from tests.awaiting import enter
+from tests.processes import ran
 
 commands = st.one_of(st.text(max_size=5), st.tuples(st.text(max_size=3), st.text(max_size=3)))
 stages = st.builds(
@@ -50,9 +51,7 @@ def test_keys_are_the_same_in_another_process():
         "from dutyfree import Recipe, Stage; print(Recipe('i', (Stage('setup', ('a', ('b', 'c'))),)).key())"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "77"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True
-    )
+    done = ran([sys.executable, "-c", program], env=environment, check=True)
     assert done.stdout.strip() == Recipe("i", (Stage("setup", commands=("a", ("b", "c"))),)).key()
 
 

@@ -9,29 +9,6 @@ import shutil
 import pytest
 
 from dutyfree import errors
-from dutyfree.contract.errors import (
-    ActionError,
-    ActionTimeout,
-    ArgumentError,
-    CollectError,
-    CreateError,
-    EditError,
-    ExecError,
-    Exhausted,
-    FileError,
-    InputClosed,
-    LimitError,
-    PortClosed,
-    RequestError,
-    SandboxClosed,
-    SandboxGone,
-    SpecialFile,
-    StageError,
-    Unavailable,
-    UsageError,
-    file_error,
-    verdict,
-)
 
 
 @pytest.mark.parametrize(
@@ -58,41 +35,41 @@ from dutyfree.contract.errors import (
     ],
 )
 def test_errors_of_the_operating_system(number: int, kind: str, python: type[OSError]) -> None:
-    error = file_error(number, "some/path")
-    assert isinstance(error, ActionError)
+    error = errors.file_error(number, "some/path")
+    assert isinstance(error, errors.ActionError)
     assert isinstance(error, python)
     assert (error.kind, error.errno, error.filename) == (kind, number, "some/path")
     assert str(error).startswith("some/path: ")
-    assert verdict(error) == "task"
+    assert errors.verdict(error) == "task"
 
 
 @pytest.mark.parametrize("number", sorted(errors.MACHINERY))
 def test_errors_that_nothing_in_a_sandbox_can_bring_about(number: int) -> None:
-    error = file_error(number, "path")
-    assert isinstance(error, ExecError)
-    assert verdict(error) == "infrastructure"
+    error = errors.file_error(number, "path")
+    assert isinstance(error, errors.ExecError)
+    assert errors.verdict(error) == "infrastructure"
 
 
 ALL = [
-    (file_error(errno.ENOENT, "a"), "task"),
-    (file_error(errno.ENOSPC, "a"), "task"),
-    (SpecialFile("a"), "task"),
-    (InputClosed("it has ended"), "task"),
-    (PortClosed(80), "task"),
-    (RequestError("a", kind="pattern"), "task"),
-    (EditError("a", 2, (1, 3)), "task"),
-    (ActionTimeout("late"), "task"),
-    (SandboxGone("gone", remedy="none"), "task"),
-    (ArgumentError("a"), "program"),
-    (LimitError("a", remedy="b"), "program"),
-    (UsageError("a"), "program"),
-    (ExecError("a"), "infrastructure"),
-    (CollectError("a"), "infrastructure"),
-    (SandboxClosed("a"), "infrastructure"),
-    (CreateError("a"), "infrastructure"),
-    (StageError("a", number=1, command="b"), "infrastructure"),
-    (Exhausted("a", numbers={"idle": 0}), "infrastructure"),
-    (Unavailable("a"), "infrastructure"),
+    (errors.file_error(errno.ENOENT, "a"), "task"),
+    (errors.file_error(errno.ENOSPC, "a"), "task"),
+    (errors.SpecialFile("a"), "task"),
+    (errors.InputClosed("it has ended"), "task"),
+    (errors.PortClosed(80), "task"),
+    (errors.RequestError("a", kind="pattern"), "task"),
+    (errors.EditError("a", 2, (1, 3)), "task"),
+    (errors.ActionTimeout("late"), "task"),
+    (errors.SandboxGone("gone", remedy="none"), "task"),
+    (errors.ArgumentError("a"), "program"),
+    (errors.LimitError("a", remedy="b"), "program"),
+    (errors.UsageError("a"), "program"),
+    (errors.ExecError("a"), "infrastructure"),
+    (errors.CollectError("a"), "infrastructure"),
+    (errors.SandboxClosed("a"), "infrastructure"),
+    (errors.CreateError("a"), "infrastructure"),
+    (errors.StageError("a", number=1, command="b"), "infrastructure"),
+    (errors.Exhausted("a", numbers={"idle": 0}), "infrastructure"),
+    (errors.Unavailable("a"), "infrastructure"),
     (FileNotFoundError(2, "No such file", "a"), "program"),
     (KeyError("a"), "program"),
 ]
@@ -104,9 +81,9 @@ def test_the_verdict_survives_a_journey(error: Exception, wanted: str) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error)
     assert (str(again), again.__dict__) == (str(error), error.__dict__)
-    assert verdict(error) == verdict(again) == wanted
-    if isinstance(error, FileError):
-        assert isinstance(again, FileError)
+    assert errors.verdict(error) == errors.verdict(again) == wanted
+    if isinstance(error, errors.FileError):
+        assert isinstance(again, errors.FileError)
         assert (again.errno, again.strerror, again.filename) == (error.errno, error.strerror, error.filename)
 
 
@@ -118,14 +95,14 @@ def test_kinds_are_a_closed_set_and_documented() -> None:
     kinds = get_args(errors.ActionKind)
     assert len(kinds) == len(set(kinds)) > 20
     assert [kind for kind in kinds if f"`{kind}`" not in page] == []
-    assert {error.kind for error, _ in ALL if isinstance(error, ActionError)} <= set(kinds)
+    assert {error.kind for error, _ in ALL if isinstance(error, errors.ActionError)} <= set(kinds)
 
 
 def test_they_are_still_what_python_calls_them() -> None:
-    assert isinstance(SpecialFile("a"), shutil.SpecialFileError)
-    assert isinstance(InputClosed("a"), BrokenPipeError)
-    assert isinstance(PortClosed(1), ConnectionRefusedError)
-    assert isinstance(ActionTimeout("a"), TimeoutError)
-    assert isinstance(EditError("a", 0, ()), ValueError)
-    assert isinstance(ArgumentError("a"), TypeError)
-    assert isinstance(ArgumentError("a"), ValueError)
+    assert isinstance(errors.SpecialFile("a"), shutil.SpecialFileError)
+    assert isinstance(errors.InputClosed("a"), BrokenPipeError)
+    assert isinstance(errors.PortClosed(1), ConnectionRefusedError)
+    assert isinstance(errors.ActionTimeout("a"), TimeoutError)
+    assert isinstance(errors.EditError("a", 0, ()), ValueError)
+    assert isinstance(errors.ArgumentError("a"), TypeError)
+    assert isinstance(errors.ArgumentError("a"), ValueError)

@@ -183,8 +183,7 @@ def test_a_build_whose_maker_died_at_once_does_not_begin(
 @needs_debootstrap
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("moment", "number"),
-    [("Retrieving", signal.SIGINT), ("Configuring", signal.SIGKILL)],
+    ("moment", "number"), [("Retrieving", signal.SIGINT), ("Configuring", signal.SIGKILL)]
 )
 def test_broken_off_build_leaves_nothing(
     cache: Path, monkeypatch: pytest.MonkeyPatch, moment: str, number: signal.Signals

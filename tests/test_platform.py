@@ -14,6 +14,7 @@ import pytest
 import dutyfree
 from dutyfree import substrates
 from dutyfree.contract.errors import Unavailable
+from tests.processes import ran
 
 ROOT = Path(__file__).parents[1]
 
@@ -77,9 +78,7 @@ def test_make_and_setup_stop_before_they_begin(command: str, tmp_path: Path) -> 
     # Of the make that runs the tests, this one is no part.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "VENV": str(tmp_path / "venv")}
-    done = subprocess.run(
-        command.split(), cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    done = ran(command.split(), cwd=ROOT, env=environment)
     assert done.returncode != 0
     sentence, *rest = done.stderr.splitlines()
     assert sentence.startswith("dutyfree needs Linux, and this is Darwin: use a Linux machine")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import socket
-import subprocess
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -22,20 +21,14 @@ from dutyfree import Ready, Recipe, Service, Stage, layers, recipes
 from dutyfree.contract.errors import CreateError, RecipeError, UsageError
 from dutyfree.contract.stage import tree_digest
 from dutyfree.engine.pool.scheduler.values import PrefixChain
+from tests.processes import ran
 
 AUTHOR = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b"}
 AUTHOR |= {"GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
 
 
 def git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments],
-        cwd=root,
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **AUTHOR},
-    )
+    done = ran(["git", *arguments], cwd=root, check=True, env={**os.environ, **AUTHOR})
     return done.stdout.strip()
 
 

@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dutyfree.analysis import statistics
-from dutyfree.analysis.statistics import (
-    drift,
-    holm,
-    judge_pairs,
-    judge_runs,
-    quantity,
-)
+from dutyfree.analysis.statistics import drift, holm, judge_pairs, judge_runs, quantity
 
 
 def bounds(estimate: statistics.Estimate) -> tuple[float, float]:

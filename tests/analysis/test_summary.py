@@ -144,9 +144,7 @@ def test_table_2_and_the_headline_compare_substrates_on_the_same_storage():
             *cold("other", [5.0] * 6),
             substrates={
                 label: facts(
-                    label,
-                    use="bare" if label in ("disk", "memory") else "docker",
-                    facts={"storage": kind},
+                    label, use="bare" if label in ("disk", "memory") else "docker", facts={"storage": kind}
                 )
                 for label, kind in storage.items()
             },

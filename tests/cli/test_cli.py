@@ -15,21 +15,10 @@ import pytest
 from cyclopts import App
 
 from dutyfree.cli.commands import app
+from tests.processes import ran
 
-COMMANDS = (
-    "run",
-    "shell",
-    "ps",
-    "gc",
-    "study",
-    "report",
-    "ab",
-    "compare",
-    "export",
-    "substrates",
-    "doctor",
-    "image",
-)
+NAMES = "run shell ps gc study report ab compare export substrates doctor image"
+COMMANDS = NAMES.split()
 
 PLAN = """
 name = "tiny"
@@ -58,13 +47,7 @@ T0 = 1
 
 
 def dutyfree(*arguments, cwd=None, status=0):
-    done = subprocess.run(
-        [sys.executable, "-m", "dutyfree", *map(str, arguments)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran([sys.executable, "-m", "dutyfree", *map(str, arguments)], cwd=cwd)
     assert done.returncode == status or (status is None and done.returncode < 2), done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -276,13 +259,10 @@ def test_a_full_disk_is_said_and_loses_nothing(tmp_path):
     """The size of files is limited, which the kernel tells as it tells a full disk."""
     (tmp_path / "plan.toml").write_text(PLAN.replace("T0 = 12", "T0 = 60"))
     command = [sys.executable, "-m", "dutyfree", "study", "--plan", "plan.toml", "--out", "out"]
-    done = subprocess.run(
+    done = ran(
         ["prlimit", "--fsize=20000", *command],
         cwd=tmp_path,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},  # it would be cut off as well
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 2
     assert "cannot append to out/records.jsonl" in done.stderr

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import ran
+
 SCRIPT = Path(sys.executable).with_name("dutyfree")
 
 AT_AN_IMPORT = """
@@ -42,21 +44,13 @@ def interruptible() -> None:
 )
 def test_while_modules_are_loaded_it_ends_the_command_without_a_word(form, module, tmp_path):
     asked = [sys.executable, "-c", AT_AN_IMPORT, module, form, str(SCRIPT), "report", str(tmp_path)]
-    done = subprocess.run(
-        ["sh", "-c", '"$@"; echo $?', "sh", *asked],
-        capture_output=True,
-        text=True,
-        check=True,
-        preexec_fn=interruptible,
-    )
+    done = ran(["sh", "-c", '"$@"; echo $?', "sh", *asked], check=True, preexec_fn=interruptible)
     assert (done.stdout, done.stderr) == ("130\n", "")
 
 
 def test_an_ignored_ctrl_c_stays_ignored():
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-c", AT_AN_IMPORT, "cyclopts", "module", str(SCRIPT), "--version"],
-        capture_output=True,
-        text=True,
         check=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import ran
+
 pytestmark = [pytest.mark.native, pytest.mark.root("layers hold files of many owners")]
 
 RECIPE = """
@@ -140,9 +142,7 @@ def test_an_archive_through_a_pipe(cli: Cli) -> None:
     cli("here", "layer", "build", "recipe.toml")
     export = f"DUTYFREE_CACHE=here {sys.executable} -m dutyfree layer export recipe.toml --to -"
     bring = f"DUTYFREE_CACHE=there {sys.executable} -m dutyfree layer import -"
-    done = subprocess.run(
-        ["sh", "-c", f"{export} | {bring}"], cwd=cli.root, capture_output=True, text=True, check=False
-    )
+    done = ran(["sh", "-c", f"{export} | {bring}"], cwd=cli.root)
     assert "2 layers" in done.stdout, done
 
 

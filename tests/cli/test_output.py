@@ -14,6 +14,7 @@ import pytest
 
 from dutyfree.analysis.model import Caution, CautionKind, Summary
 from dutyfree.cli import console, doctor, report
+from tests.processes import ran
 from tests.terminals import is_quiet, on_terminal
 
 COMMAND = [sys.executable, "-m", "dutyfree"]
@@ -56,9 +57,7 @@ def test_remedies_are_whole_lines(where: str, columns: int) -> None:
     command = [sys.executable, "-c", SHOW, REMEDY.strip(), where]
     wanted = f"  → {REMEDY.strip()}"
     assert wanted in on_terminal(*command, columns=columns).splitlines()
-    piped = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": str(columns)}
-    )
+    piped = ran(command, env={**os.environ, "COLUMNS": str(columns)})
     assert wanted in (piped.stdout + piped.stderr).splitlines()
 
 

@@ -23,7 +23,7 @@ from dutyfree import gc
 from dutyfree.engine.store.store import Store
 from tests.awaiting import PATIENCE
 from tests.engine import counts
-from tests.processes import eventually, speaking
+from tests.processes import eventually, ran, speaking
 
 pytestmark = pytest.mark.native
 
@@ -375,11 +375,7 @@ def test_gc_removes_what_the_dead_left_and_nothing_else(sleeper, tmp_path):
     groups = _groups_of(launcher)
     # Directories of a sandbox of bare and of builds.
     identity = _identity_of_the_dead()
-    for name in (
-        "dutyfree-bare-old/work",
-        "cache/images/build-old",
-        "cache/fixture-making-old",
-    ):
+    for name in ("dutyfree-bare-old/work", "cache/images/build-old", "cache/fixture-making-old"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "file").write_bytes(bytes(100_000))
     (tmp_path / "dutyfree-bare-old.owner").symlink_to(identity)
@@ -468,9 +464,7 @@ def test_gc_waits_for_no_builder(tmp_path):
 
 def _identity_of_the_dead() -> str:
     program = "from dutyfree.substrates.local.owner import identity; print(identity())"
-    return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    return ran([sys.executable, "-c", program], check=True).stdout.strip()
 
 
 def test_links_that_lead_outside_are_left_out_of_a_download(tmp_path):

@@ -12,19 +12,8 @@ from dutyfree.cli import run
 from dutyfree.cli.commands import app
 from dutyfree.cli.sandbox_options import SandboxOptions
 
-HEAVY = {
-    "cyclopts",
-    "attr",
-    "rich",
-    "numpy",
-    "scipy",
-    "matplotlib",
-    "http",
-    "email",
-    "tomllib",
-    "difflib",
-    "xml",
-}
+MODULES = "cyclopts attr rich numpy scipy matplotlib http email tomllib difflib xml"
+HEAVY = {*MODULES.split()}
 
 LOADED = """
 import sys

@@ -52,10 +52,7 @@ SUMMARY = {
         ("It takes 4.8 ms.\n<!-- from results/none: cells -->", "there is no docs/results/none"),
         ("It takes 4.8 ms.\n<!-- not stored: bench/run.py -->", "needs its command and its date"),
         ("It takes 4.8 ms.\n<!-- not stored: bench/run.py, 2026-01-02 -->", None),
-        (
-            "# Limits\n<!-- configuration -->\n\nAt most 5 s.\n\n# Other\n\nIt is 6 s.",
-            "'6 s' has no source",
-        ),
+        ("# Limits\n<!-- configuration -->\n\nAt most 5 s.\n\n# Other\n\nIt is 6 s.", "'6 s' has no source"),
         ("An extra 10 ms adds 417 hours.\n<!-- arithmetic (417 hours) -->", "'10 ms' has no source"),
         ("A tax of \N{MINUS SIGN}5 %, or 3 times as long.", "'\N{MINUS SIGN}5 %' has no source"),
         ("The 95 % interval, Linux 6.18, `10 ms`, 150 actions, 2026-11-16, [9 s](page-3.2.md).", None),

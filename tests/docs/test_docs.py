@@ -14,6 +14,7 @@ from dutyfree import recipes
 from dutyfree.cli.commands import app
 from dutyfree.study import plan as plans
 from dutyfree.substrates import toolkit
+from tests.processes import ran
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -94,9 +95,7 @@ def test_what_is_on_no_index_is_installed_from_a_clone():
 
 
 def test_make_help_lists_every_target_that_is_documented():
-    said = subprocess.run(
-        ["make", "-C", str(ROOT), "help"], capture_output=True, text=True, check=True
-    ).stdout
+    said = ran(["make", "-C", str(ROOT), "help"], check=True).stdout
     for target in re.findall(r"^([a-z0-9-]+):.*## ", text("Makefile"), re.MULTILINE):
         assert f"  make {target} " in said
     assert "bare, native, and Docker" in said
@@ -146,9 +145,7 @@ def test_the_recipe_for_training_is_a_good_one(tmp_path):
 def test_the_program_with_a_pool_runs(tmp_path):
     (program,) = re.findall(r"```python\n(.*?)```", text("docs/pools.md"), re.DOTALL)
     cache = {**os.environ, "DUTYFREE_CACHE": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=cache, check=True
-    )
+    done = ran([sys.executable, "-c", program], env=cache, check=True)
     assert done.stdout.startswith("Served(kind=")
 
 
@@ -158,9 +155,7 @@ def test_the_program_with_a_pool_runs(tmp_path):
 def test_the_programs_with_layers_run(tmp_path, number, said):
     programs = re.findall(r"```python\n(.*?)```", text("docs/layers.md"), re.DOTALL)
     cache = {**os.environ, "DUTYFREE_CACHE": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", programs[number]], capture_output=True, text=True, env=cache, check=True
-    )
+    done = ran([sys.executable, "-c", programs[number]], env=cache, check=True)
     assert done.stdout.startswith(said)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -54,65 +54,30 @@ STOPPER = "import os\nopen('ready', 'w')\nwhile True:\n  try: os.kill(-1, 19)\n 
 FAR = {"PATH": ":".join([*(f"/{number}" for number in range(4000)), "/usr/bin"])}
 
 
-async def edits_what_is_absent(sandbox: Any) -> float:
-    await sandbox.write("file", b"text")
-    await sandbox.edit("file", b"absent", b"")
+async def in_turn(*steps: Coroutine[Any, Any, Any]) -> Any:
+    """The result of the last step."""
+    try:
+        return [await step for step in steps][-1]
+    finally:
+        for step in steps:
+            step.close()  # those after one that failed
+
+
+async def solved(*steps: Coroutine[Any, Any, Any]) -> float:
+    """An agent that solves its task, unless a step fails."""
+    await in_turn(*steps)
     return SOLVED
 
 
-async def edits_what_is_there_twice(sandbox: Any) -> float:
-    await sandbox.write("file", b"text text")
-    await sandbox.edit("file", b"text", b"")
-    return SOLVED
-
-
-async def edits_nothing(sandbox: Any) -> float:
-    await sandbox.write("file", b"text")
-    await sandbox.edit("file", b"", b"x")
-    return SOLVED
-
-
-async def searches_for_nonsense(sandbox: Any) -> float:
-    await sandbox.search(".", "(", regex=True)
-    return SOLVED
-
-
-async def reads_what_is_missing(sandbox: Any) -> float:
-    await sandbox.read("missing")
-    return SOLVED
-
-
-async def reads_a_path_that_is_too_long(sandbox: Any) -> float:
-    await sandbox.read("x" * 100_000)
-    return SOLVED
-
-
-async def reads_a_pipe(sandbox: Any) -> float:
-    await sandbox.exec("mkfifo answer")
-    await sandbox.read("answer")
-    return SOLVED
-
-
-async def reads_memory(sandbox: Any) -> float:
-    await sandbox.exec("ln -s /proc/self/mem answer")
-    await sandbox.read("answer")
-    return SOLVED
-
-
-async def writes_to_a_full_disk(sandbox: Any) -> float:
-    await sandbox.exec("cat /dev/zero > full")
-    await sandbox.write("answer", b"x" * (1 << 20))
-    return SOLVED
+async def ok(*steps: Coroutine[Any, Any, Any]) -> float:
+    """An agent that is rewarded if its last command succeeds."""
+    return float((await in_turn(*steps)).ok)
 
 
 async def runs_nul_bytes(sandbox: Any) -> float:
     seen = await sandbox.exec("echo a\0b")
     assert seen.exit_code == 126
     return float(seen.ok)
-
-
-async def runs_nothing(sandbox: Any) -> float:
-    return float((await sandbox.exec([])).ok)
 
 
 async def runs_a_command_among_its_fork_bomb(sandbox: Any) -> float:
@@ -133,27 +98,9 @@ async def uses_up_its_memory(sandbox: Any) -> float:
     return float(seen.ok)
 
 
-async def kills_its_first_process(sandbox: Any) -> float:
-    await sandbox.exec("kill -9 1; kill -9 -1")
-    return float((await sandbox.exec("false")).ok)
-
-
 async def ends_its_shell(sandbox: Any) -> float:
     async with sandbox.shell() as held:
-        await held.run("exit 3")
-        await held.run("true")
-    return SOLVED
-
-
-async def removes_the_shell(sandbox: Any) -> float:
-    await sandbox.exec("rm -f /bin/sh /usr/bin/sh")
-    return float((await sandbox.exec("true")).ok)
-
-
-async def removes_its_directory(sandbox: Any) -> float:
-    await sandbox.exec("cd /; rm -rf /workspace; ln -s workspace /workspace")
-    await sandbox.write("/workspace/answer", b"")
-    return SOLVED
+        return await solved(held.run("exit 3"), held.run("true"))
 
 
 async def stops_its_init(sandbox: Any) -> float:
@@ -167,28 +114,35 @@ async def fails_in_a_batch(sandbox: Any) -> float:
     raise error
 
 
-HOSTILE = [
-    edits_what_is_absent,
-    edits_what_is_there_twice,
-    edits_nothing,
-    searches_for_nonsense,
-    reads_what_is_missing,
-    reads_a_path_that_is_too_long,
-    reads_a_pipe,
-    reads_memory,
-    writes_to_a_full_disk,
+HOSTILE: dict[str, Callable[[Any], Awaitable[float]]] = {
+    "edits_what_is_absent": lambda one: solved(one.write("file", b"text"), one.edit("file", b"absent", b"")),
+    "edits_what_is_there_twice": lambda one: solved(one.write("file", b"a a"), one.edit("file", b"a", b"")),
+    "edits_nothing": lambda one: solved(one.write("file", b"text"), one.edit("file", b"", b"x")),
+    "searches_for_nonsense": lambda one: solved(one.search(".", "(", regex=True)),
+    "reads_what_is_missing": lambda one: solved(one.read("missing")),
+    "reads_a_path_that_is_too_long": lambda one: solved(one.read("x" * 100_000)),
+    "reads_a_pipe": lambda one: solved(one.exec("mkfifo answer"), one.read("answer")),
+    "reads_memory": lambda one: solved(one.exec("ln -s /proc/self/mem answer"), one.read("answer")),
+    "writes_to_a_full_disk": lambda one: solved(
+        one.exec("cat /dev/zero > full"), one.write("answer", b"x" * (1 << 20))
+    ),
+    "runs_nothing": lambda one: ok(one.exec([])),
+    "kills_its_first_process": lambda one: ok(one.exec("kill -9 1; kill -9 -1"), one.exec("false")),
+    "removes_the_shell": lambda one: ok(one.exec("rm -f /bin/sh /usr/bin/sh"), one.exec("true")),
+    "removes_its_directory": lambda one: solved(
+        one.exec("cd /; rm -rf /workspace; ln -s workspace /workspace"), one.write("/workspace/answer", b"")
+    ),
+}
+OWN = (
     runs_nul_bytes,
-    runs_nothing,
     runs_a_command_among_its_fork_bomb,
     searches_among_its_fork_bomb,
     uses_up_its_memory,
-    kills_its_first_process,
     ends_its_shell,
-    removes_the_shell,
-    removes_its_directory,
     stops_its_init,
     fails_in_a_batch,
-]
+)
+HOSTILE |= {agent.__name__: agent for agent in OWN}
 
 
 class Counted:
@@ -203,15 +157,13 @@ class Counted:
         return await self._rollout(sandbox)
 
 
-@pytest.mark.parametrize("hostile", HOSTILE, ids=lambda one: one.__name__)
-async def test_a_hostile_agent_gets_no_reward_and_no_second_try(
-    loop: dict[str, Any], hostile: Callable[[Any], Awaitable[float]]
-) -> None:
-    timeouts = Timeouts(answer=1.5 if hostile is stops_its_init else 20.0)
+@pytest.mark.parametrize("hostile", HOSTILE)
+async def test_a_hostile_agent_gets_no_reward_and_no_second_try(loop: dict[str, Any], hostile: str) -> None:
+    timeouts = Timeouts(answer=1.5 if hostile == "stops_its_init" else 20.0)
     config = NativeConfig(limits=LIMITS)
-    if hostile is removes_its_directory:  # a plain directory is a mount point: it stays
+    if hostile == "removes_its_directory":  # a plain directory is a mount point: it stays
         config = NativeConfig(limits=LIMITS, plain=())
-    loop["rollout"] = rollout = Counted(hostile)
+    loop["rollout"] = rollout = Counted(HOSTILE[hostile])
     with anyio.fail_after(200):
         async with Native(config, timeouts) as substrate, substrate.sandbox() as sandbox:
             assert await loop["attempt"](substrate, Recipe(), sandbox) == 0.0

@@ -34,12 +34,7 @@ async def test_no_two_sandboxes_have_the_same_ids() -> None:
     async with dutyfree.open("native", ready=0) as one, dutyfree.open("native", ready=0) as other:
         if one.features.mode == "rootless":
             pytest.skip("without root there is one range for all; to enable it: run as root")
-        async with (
-            one.sandbox(),
-            one.sandbox(),
-            other.sandbox(),
-            other.sandbox(),
-        ):
+        async with one.sandbox(), one.sandbox(), other.sandbox(), other.sandbox():
             found = maps(launcher_of(one)) + maps(launcher_of(other))
     assert len(found) == 4
     assert len(set(found)) == 4

@@ -20,11 +20,8 @@ from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
 from inspect_ai.util._sandbox.self_check import *  # noqa: F403
 
 from dutyfree.contract.errors import CreateError
-from dutyfree.integrations.inspect_ai import (
-    _OPENED,
-    DutyfreeSandboxConfig,
-    DutyfreeSandboxEnvironment,
-)
+from dutyfree.integrations.inspect_ai import _OPENED, DutyfreeSandboxConfig, DutyfreeSandboxEnvironment
+from tests.processes import ran
 
 pytestmark = pytest.mark.native
 
@@ -160,9 +157,7 @@ def test_the_page_runs(tmp_path: Path) -> None:
     """The example of docs/integrations.md, as one program."""
     page = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text()
     (tmp_path / "example.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)))
-    done = subprocess.run(
-        [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = ran([sys.executable, "example.py"], cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

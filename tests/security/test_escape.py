@@ -153,26 +153,15 @@ async def test_descriptors_do_not_leak(native: Substrate) -> None:
             assert seen.exit_code in (126, 127)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/proc/sys/kernel/core_pattern",
-        "/proc/sys/kernel/hostname",
-        "/proc/sys/vm/overcommit_memory",
-        "/proc/sys/net/ipv4/ip_forward",
-        "/proc/sys/fs/binfmt_misc/register",
-        "/proc/sysrq-trigger",
-        "/proc/1/oom_score_adj",
-        "/proc/irq/default_smp_affinity",
-        "/proc/kcore",
-        "/sys/kernel/uevent_helper",
-        "/sys/fs/cgroup/release_agent",
-        "/dev/mem",
-        "/dev/kmsg",
-        "/dev/sda",
-        "/dev/vda",
-    ],
-)
+OF_THE_KERNEL = """
+    /proc/sys/kernel/core_pattern /proc/sys/kernel/hostname /proc/sys/vm/overcommit_memory
+    /proc/sys/net/ipv4/ip_forward /proc/sys/fs/binfmt_misc/register /proc/sysrq-trigger /proc/1/oom_score_adj
+    /proc/irq/default_smp_affinity /proc/kcore /sys/kernel/uevent_helper /sys/fs/cgroup/release_agent
+    /dev/mem /dev/kmsg /dev/sda /dev/vda
+"""
+
+
+@pytest.mark.parametrize("path", OF_THE_KERNEL.split())
 async def test_the_kernels_files(native: Substrate, path: str) -> None:
     async with native.sandbox() as sandbox:
         seen = await sandbox.exec(f"test -e {path} && echo x > {path} && echo written")

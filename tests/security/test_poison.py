@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from dutyfree.contract.errors import ActionError, CreateError, StageError, Usage
 from dutyfree.engine.layers import run_stage
 from dutyfree.engine.store.store import Store
 from tests.awaiting import enter
+from tests.processes import ran
 
 pytestmark = pytest.mark.usefixtures("cache")
 rooted = pytest.mark.root("stages lie on the disk with root only")
@@ -238,13 +238,10 @@ def test_a_token_goes_to_its_own_server() -> None:
 
     def password(host: str) -> str:
         asked = f"protocol=https\nhost={host}\n\n"
-        done = subprocess.run(
+        done = ran(
             ["sh", "-c", fill],
             input=asked,
-            capture_output=True,
-            text=True,
             env={"PATH": os.environ["PATH"], "HOME": "/nonexistent", "TOKEN": "hunter2"},
-            check=False,
         )
         return done.stdout
 

@@ -13,9 +13,7 @@ import pytest
 from dutyfree import Limits
 from dutyfree.contract import Sandbox, Substrate
 
-pytestmark = [
-    pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of x86-64"),
-]
+pytestmark = [pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of x86-64")]
 
 LIMITS = Limits(memory=512 << 20)
 PRELUDE = """

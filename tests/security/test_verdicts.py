@@ -20,16 +20,7 @@ import pytest
 
 import dutyfree
 from dutyfree import Action, Edit, Exec, Limits, List, Read, Recipe, Search, Service, Stage, Write
-from dutyfree.contract.errors import (
-    ActionError,
-    ActionTimeout,
-    CreateError,
-    ExecError,
-    SandboxClosed,
-    SandboxGone,
-    SpecialFile,
-    verdict,
-)
+from dutyfree.contract import errors
 from dutyfree.engine.launcher.timeouts import Timeouts
 from dutyfree.engine.layers import run_stage
 from dutyfree.engine.sandbox.channel import SetupError
@@ -184,10 +175,10 @@ async def judged(name: str, action: Callable[[], Awaitable[Any]]) -> str:
     try:
         with anyio.fail_after(2 * SECONDS):
             await action()
-    except ActionError as error:
+    except errors.ActionError as error:
         return error.kind
     except Exception as error:
-        raise AssertionError(f"{name}: {type(error).__name__}: {error}: {verdict(error)}") from error
+        raise AssertionError(f"{name}: {type(error).__name__}: {error}: {errors.verdict(error)}") from error
     return "done"
 
 
@@ -309,9 +300,9 @@ async def test_an_init_that_is_held_up(impatient: Any) -> None:
         await sandbox.write("script.py", STOPPER.encode())
         await sandbox.exec("python3 script.py >/dev/null 2>&1 </dev/null &")
         await appeared(sandbox, "ready")
-        with anyio.fail_after(200), pytest.raises(SandboxGone) as gone:
+        with anyio.fail_after(200), pytest.raises(errors.SandboxGone) as gone:
             await run_until_it_fails(sandbox)
-        assert (gone.value.kind, verdict(gone.value)) == ("gone", "task")
+        assert (gone.value.kind, errors.verdict(gone.value)) == ("gone", "task")
         for action in (
             lambda: sandbox.read("file"),
             lambda: sandbox.batch([Read("file")]),
@@ -321,7 +312,7 @@ async def test_an_init_that_is_held_up(impatient: Any) -> None:
             sandbox.snapshot,
             lambda: sandbox.fork(1).__aenter__(),
         ):
-            with pytest.raises(SandboxGone):
+            with pytest.raises(errors.SandboxGone):
                 await action()
 
 
@@ -378,7 +369,7 @@ async def test_a_file_that_the_kernel_makes_up_is_no_broken_disk(native: Any, tm
     async with native.sandbox(limits=LIMITS) as sandbox:
         process = await sandbox.start("echo $$; exec sleep 1000")
         pid = int((await anext(aiter(process.output()))).data)
-        with pytest.raises(SpecialFile):
+        with pytest.raises(errors.SpecialFile):
             await sandbox.upload(tmp_path / "source", f"/proc/{pid}/mem")
 
 
@@ -406,7 +397,7 @@ async def test_a_server_that_accepts_nobody() -> None:
         await sandbox.write("script.py", QUEUE.encode())
         await sandbox.start(["python3", "script.py"])
         await appeared(sandbox, "ready")
-        with anyio.fail_after(60), pytest.raises(ActionTimeout, match="8080"):
+        with anyio.fail_after(60), pytest.raises(errors.ActionTimeout, match="8080"):
             await sandbox.connect(8080)
         assert await sandbox.exec("true")
         # The loop has dropped the descriptor: it watches the next one of the same number.
@@ -469,10 +460,10 @@ async def test_mistakes_here_are_not_the_agents_fault(native: Any, tmp_path: Pat
         await sandbox.exec("mkdir tree; echo x > tree/a")
         with pytest.raises(OSError) as refused:  # noqa: PT011 (the next line says which)
             await sandbox.download("tree", tmp_path / "file" / "below")
-        assert verdict(refused.value) == "program"
+        assert errors.verdict(refused.value) == "program"
         with pytest.raises(FileNotFoundError) as missing:
             await sandbox.upload(tmp_path / "missing", "x")
-        assert verdict(missing.value) == "program"
+        assert errors.verdict(missing.value) == "program"
 
 
 async def test_a_service_that_the_machinery_cannot_start_again(
@@ -480,10 +471,13 @@ async def test_a_service_that_the_machinery_cannot_start_again(
 ) -> None:
     recipe = Recipe(services=(Service("sleeper", "exec sleep 1000"),))
     async with native.sandbox(recipe) as sandbox:
-        for cause, wanted in ((ExecError("a broken disk"), ExecError), (None, ActionError)):
+        for cause, wanted in (
+            (errors.ExecError("a broken disk"), errors.ExecError),
+            (None, errors.ActionError),
+        ):
 
             async def fail(_: object, cause: Exception | None = cause) -> None:
-                raise CreateError("it does not start") from cause
+                raise errors.CreateError("it does not start") from cause
 
             monkeypatch.setattr(sandbox._services, "_start", fail)
             with pytest.raises(wanted):
@@ -492,8 +486,8 @@ async def test_a_service_that_the_machinery_cannot_start_again(
 
 @pytest.mark.parametrize("number", [errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.EAGAIN, errno.EIO])
 def test_a_host_without_room_for_a_fork_is_not_the_agents_fault(number: int) -> None:
-    assert verdict(unusable(SetupError("mount", number))) == "infrastructure"
-    assert verdict(unusable(SetupError("mount", errno.ENOTDIR))) == "task"
+    assert errors.verdict(unusable(SetupError("mount", number))) == "infrastructure"
+    assert errors.verdict(unusable(SetupError("mount", errno.ENOTDIR))) == "task"
 
 
 # --- Containers ---------------------------------------------------------------------------------------
@@ -540,7 +534,7 @@ async def test_a_file_in_a_container_that_has_no_end(docker: Any, monkeypatch: p
     monkeypatch.setattr(container, "TOOL_OUTPUT", 1 << 20)
     async with docker.sandbox() as sandbox:
         assert (await sandbox.exec("truncate -s 16M file")).ok
-        with pytest.raises(ActionError) as refused:
+        with pytest.raises(errors.ActionError) as refused:
             await sandbox.read("file")
         assert refused.value.kind == "too_large"
 
@@ -549,14 +543,14 @@ async def test_a_container_that_is_ended_from_outside(docker: Any) -> None:
     """Killed by an operator: not the agent's fault. A container that the agent ends is its fault."""
     async with docker.sandbox() as sandbox:
         await sandbox._engine.request("POST", f"/containers/{sandbox._container}/kill")
-        with pytest.raises(SandboxClosed) as closed:
+        with pytest.raises(errors.SandboxClosed) as closed:
             await sandbox.exec("true")
-        assert verdict(closed.value) == "infrastructure"
+        assert errors.verdict(closed.value) == "infrastructure"
     async with docker.sandbox() as sandbox:
-        with anyio.fail_after(SECONDS), pytest.raises(SandboxGone) as gone:
+        with anyio.fail_after(SECONDS), pytest.raises(errors.SandboxGone) as gone:
             await exec_until_it_fails(sandbox, "kill -9 -1; kill -15 -1")
-        assert verdict(gone.value) == "task"
-        with pytest.raises(SandboxGone) as again:
+        assert errors.verdict(gone.value) == "task"
+        with pytest.raises(errors.SandboxGone) as again:
             await sandbox.read("file")
         assert again.value is gone.value, "the engine may have forgotten why by now"
 
@@ -569,9 +563,9 @@ async def test_a_container_whose_end_the_engine_has_forgotten(docker: Any) -> No
         await engine.request("POST", f"/containers/{sandbox._container}/kill")
         for _ in range(300):
             await engine.request("POST", f"/containers/{busy._container}/kill", query={"signal": "CONT"})
-        with pytest.raises(SandboxClosed, match="does not know why") as closed:
+        with pytest.raises(errors.SandboxClosed, match="does not know why") as closed:
             await sandbox.exec("true")
-        assert verdict(closed.value) == "infrastructure"
+        assert errors.verdict(closed.value) == "infrastructure"
 
 
 class Gone:
@@ -580,22 +574,22 @@ class Gone:
     id = "gone"
 
     async def exec(self, *_: object, **__: object) -> None:
-        raise SandboxGone("the sandbox is gone")
+        raise errors.SandboxGone("the sandbox is gone")
 
 
 async def test_a_stage_that_ends_its_sandbox() -> None:
     """No agent has run yet: the recipe is at fault."""
     sandbox: Any = Gone()
-    with pytest.raises(CreateError, match="the sandbox is gone") as failed:
+    with pytest.raises(errors.CreateError, match="the sandbox is gone") as failed:
         await run_stage.apply(sandbox, Stage("setup", ("true",)), 1)
-    assert verdict(failed.value) == "infrastructure"
-    with pytest.raises(CreateError, match="the sandbox is gone"):
+    assert errors.verdict(failed.value) == "infrastructure"
+    with pytest.raises(errors.CreateError, match="the sandbox is gone"):
         await images._must_succeed(sandbox, "true", "stage 1", {})
 
 
 async def test_a_stage_with_a_path_that_cannot_be(docker: Any, tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(b"")
-    with pytest.raises(CreateError, match="NUL byte"):
+    with pytest.raises(errors.CreateError, match="NUL byte"):
         await enter(docker.sandbox(Recipe(stages=(Stage("setup", files={"a\0b": tmp_path / "source"}),))))
 
 

@@ -52,9 +52,7 @@ async def cancel_until_it_fails(sandbox: Sandbox) -> None:
             await sandbox.read("/etc/passwd")
 
 
-async def test_an_init_that_is_held_up_ends_the_sandbox(
-    impatient: Substrate,
-) -> None:
+async def test_an_init_that_is_held_up_ends_the_sandbox(impatient: Substrate) -> None:
     async with impatient.sandbox(limits=LIMITS) as sandbox:
         await background(sandbox, STOPPER)
         with anyio.fail_after(200):

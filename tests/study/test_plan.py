@@ -86,11 +86,7 @@ def test_the_shipped_plans_are_good(name):
         ("create_seconds = 0.5", "create_seconds = true", "create_seconds must be a number, not true"),
         ("T0 = 5", "T9 = 5", "there is no workload 'T9' (choose one of T0, T1, T2, trajectory-N, inspect-N"),
         ("T0 = 5", "t0 = 5", "there is no workload 't0' (did you mean 'T0'? choose one of T0, T1"),
-        (
-            "T0 = 5",
-            "trajectory-0 = 5",
-            "'trajectory-0' has no valid length (write trajectory-N with N ≥ 1)",
-        ),
+        ("T0 = 5", "trajectory-0 = 5", "'trajectory-0' has no valid length (write trajectory-N with N ≥ 1)"),
         ("T0 = 5", "T0 = 0", "[workloads] T0 needs at least one trial, not 0"),
         ("T0 = 5", 'T0 = "three"', "T0 must be a number of trials, not 'three'"),
         ("T0 = 5", "T0 = 1.5", "T0 must be a number of trials, not 1.5"),

@@ -19,15 +19,7 @@ import anyio.to_thread
 import pytest
 
 import dutyfree
-from dutyfree.contract.errors import (
-    CleanupError,
-    CollectError,
-    CreateError,
-    DispatchError,
-    ExecError,
-    Unavailable,
-    verdict,
-)
+from dutyfree.contract import errors
 from dutyfree.engine.host import file_system
 from dutyfree.substrates.bare.substrate import MEMORY_DIRECTORY, PREFIX, remove_leftovers
 from dutyfree.substrates.local.lifecycle import closing
@@ -133,11 +125,7 @@ def test_killed_while_it_opens_it_leaves_nothing(tmp_path, moment):
 def test_what_cannot_be_judged_is_left_alone(tmp_path):
     """A directory may be shared with another machine, or another pid namespace."""
     boot, space, pid, start, machine = (identity() or "").split("/")
-    elsewhere = [
-        f"other-boot/{space}/{pid}/{start}/other-machine",
-        f"{boot}/1/{pid}/1/{machine}",
-        "unknown",
-    ]
+    elsewhere = [f"other-boot/{space}/{pid}/{start}/other-machine", f"{boot}/1/{pid}/1/{machine}", "unknown"]
     for number, owner in enumerate(elsewhere):
         (tmp_path / f"{PREFIX}{number}").mkdir()
         (tmp_path / f"{PREFIX}{number}{OWNED}").symlink_to(owner)
@@ -176,7 +164,7 @@ async def test_a_failed_removal_does_not_hide_the_failure_before_it(tmp_path, mo
         with pytest.raises(KeyError):
             async with substrate.sandbox():
                 raise KeyError
-        with pytest.raises(CleanupError, match="busy"):
+        with pytest.raises(errors.CleanupError, match="busy"):
             await enter(substrate.sandbox())
         monkeypatch.undo()
     assert not list(tmp_path.iterdir())
@@ -217,12 +205,12 @@ async def test_limits_that_it_cannot_enforce_are_refused():
             dutyfree.Limits(network="off"),
             dutyfree.Limits(network=("host",)),
         ):
-            with pytest.raises(CreateError, match="bare cannot limit"):
+            with pytest.raises(errors.CreateError, match="bare cannot limit"):
                 await enter(substrate.sandbox(limits=limits))
 
 
 async def test_a_directory_that_cannot_be_used_is_said():
-    with pytest.raises(Unavailable, match=r"/nonexistent.*directory="):
+    with pytest.raises(errors.Unavailable, match=r"/nonexistent.*directory="):
         await enter(dutyfree.open("bare", directory="/nonexistent"))
 
 
@@ -246,7 +234,7 @@ async def test_files_are_where_they_should_be(directory: tuple[str, str]) -> Non
         async with substrate.sandbox() as sandbox:
             assert sandbox.workdir.startswith(f"{path}/{PREFIX}")
     if storage == "disk":
-        with pytest.raises(Unavailable, match=r"is not in memory.*mount -t tmpfs"):
+        with pytest.raises(errors.Unavailable, match=r"is not in memory.*mount -t tmpfs"):
             await enter(dutyfree.open("bare", storage="memory", directory=path))
 
 
@@ -322,7 +310,7 @@ async def test_no_descriptor_is_lost_when_there_are_too_few(monkeypatch, working
         await sandbox.exec("true", stdin=b"")
         before = descriptors()
         monkeypatch.setattr(os, "pipe", scarce)
-        with pytest.raises(DispatchError, match="cannot make a pipe: Too many open files"):
+        with pytest.raises(errors.DispatchError, match="cannot make a pipe: Too many open files"):
             await sandbox.exec("true", stdin=b"")
         monkeypatch.undo()
         assert descriptors() <= before
@@ -336,7 +324,7 @@ async def test_a_command_that_cannot_be_watched_does_not_live_on(monkeypatch):
         await sandbox.exec("true")
         before = descriptors()
         monkeypatch.setattr(os, "pidfd_open", scarce)
-        with pytest.raises(ExecError, match="Too many open files"):
+        with pytest.raises(errors.ExecError, match="Too many open files"):
             await sandbox.exec("setsid sleep 1000 & sleep 1000")
         monkeypatch.undo()
         assert descriptors() <= before
@@ -368,9 +356,9 @@ async def test_a_download_to_a_full_disk_is_not_the_agents_fault(tmp_path):
         async with dutyfree.open("bare") as substrate, substrate.sandbox() as sandbox:
             await sandbox.write("tree/file", bytes(1 << 20))
             for path in ("tree", "tree/file"):
-                with pytest.raises(CollectError) as failed:
+                with pytest.raises(errors.CollectError) as failed:
                     await sandbox.download(path, tmp_path / "copy" / path)
-                assert verdict(failed.value) == "infrastructure"
+                assert errors.verdict(failed.value) == "infrastructure"
     finally:
         await anyio.run_process(["umount", str(tmp_path)])
 
@@ -385,10 +373,12 @@ class Ending:
         raise self.error
 
 
-@pytest.mark.parametrize("error", [OSError(errno.EBUSY, "busy", "/x"), CleanupError("x"), ExecError("x")])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EBUSY, "busy", "/x"), errors.CleanupError("x"), errors.ExecError("x")]
+)
 async def test_an_error_of_the_body_comes_before_one_of_the_end(error):
     with pytest.raises(KeyError):
         async with closing(Ending(error)):
             raise KeyError
-    with pytest.raises(CleanupError if isinstance(error, OSError) else type(error)):
+    with pytest.raises(errors.CleanupError if isinstance(error, OSError) else type(error)):
         await enter(closing(Ending(error)))

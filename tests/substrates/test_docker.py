@@ -22,16 +22,9 @@ import pytest
 import dutyfree
 from dutyfree import Limits, Recipe, Stage, substrates
 from dutyfree import study_image as study
+from dutyfree.contract import errors
 from dutyfree.contract.abilities import Pausable
 from dutyfree.contract.entries import Links
-from dutyfree.contract.errors import (
-    CleanupError,
-    CreateError,
-    DispatchError,
-    ExecError,
-    SandboxClosed,
-    Unavailable,
-)
 from dutyfree.study_image import REFERENCE
 from dutyfree.substrates.docker import DockerConfig, adopt_image, import_study, socket_path
 from dutyfree.substrates.docker import images as image_module
@@ -57,7 +50,7 @@ BUSYBOX = "dutyfree/test-busybox:latest"
 
 async def test_no_engine_is_unavailable_with_a_remedy(tmp_path: Path) -> None:
     missing = str(tmp_path / "docker.sock")
-    with pytest.raises(Unavailable, match="no Docker engine answers") as caught:
+    with pytest.raises(errors.Unavailable, match="no Docker engine answers") as caught:
         await enter(dutyfree.open("docker", host=missing))
     assert "docker-engine start" in caught.value.remedy
     answer = await substrates.probe("docker", host=missing)
@@ -79,7 +72,7 @@ async def test_something_else_at_the_socket_is_unavailable(tmp_path: Path, answe
     listener = await anyio.create_unix_listener(path)
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, serve)
-        with pytest.raises(Unavailable):
+        with pytest.raises(errors.Unavailable):
             await enter(dutyfree.open("docker", host=f"unix://{path}"))
         assert not (await substrates.probe("docker", host=path)).available
         tasks.cancel_scope.cancel()
@@ -87,7 +80,7 @@ async def test_something_else_at_the_socket_is_unavailable(tmp_path: Path, answe
 
 async def test_only_unix_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.1:2375")
-    with pytest.raises(Unavailable, match="is not a Unix socket"):
+    with pytest.raises(errors.Unavailable, match="is not a Unix socket"):
         await enter(dutyfree.open("docker"))
     assert socket_path("unix:///a/b") == "/a/b"
 
@@ -153,9 +146,9 @@ async def test_cpu_limit_is_set(docker: DockerSubstrate, engine: Engine) -> None
 
 async def test_refused_creation_is_a_create_error(docker: DockerSubstrate, engine: Engine) -> None:
     for limits in (Limits(memory=1), Limits(cpus=100_000)):
-        with pytest.raises(CreateError):
+        with pytest.raises(errors.CreateError):
             await enter(docker.sandbox(limits=limits))
-    with pytest.raises(CreateError, match="cannot be pulled"):
+    with pytest.raises(errors.CreateError, match="cannot be pulled"):
         await enter(docker.sandbox(Recipe(image="localhost:1/none:latest")))
     assert await containers(engine, docker.owner) == []
 
@@ -166,7 +159,7 @@ async def test_pause_and_resume(docker: DockerSubstrate) -> None:
         await sandbox.exec("while :; do echo x >> ticks; sleep 0.05; done >/dev/null 2>&1 &")
         await appeared(sandbox, "ticks")
         await sandbox.pause()
-        with pytest.raises(DispatchError, match="paused"):
+        with pytest.raises(errors.DispatchError, match="paused"):
             await sandbox.exec("true")
         await sandbox.resume()
         before = len(await sandbox.read("ticks"))
@@ -243,7 +236,7 @@ async def test_container_that_is_gone(docker: DockerSubstrate, engine: Engine, t
             tasks.start_soon(run)
             await anyio.sleep(0.5)
             await engine.request("DELETE", f"/containers/{sandbox.id}", query={"force": "1"})
-        assert not failures or isinstance(failures[0], SandboxClosed)
+        assert not failures or isinstance(failures[0], errors.SandboxClosed)
         for call in (
             sandbox.exec("true"),
             sandbox.read("x"),
@@ -254,7 +247,7 @@ async def test_container_that_is_gone(docker: DockerSubstrate, engine: Engine, t
             sandbox.download("x", tmp_path / "x"),
             sandbox.pause(),
         ):
-            with pytest.raises(SandboxClosed):
+            with pytest.raises(errors.SandboxClosed):
                 await call
 
 
@@ -284,19 +277,19 @@ async def test_engine_that_dies_under_a_command(
             failures.append(error)
 
     async with proxied(tmp_path) as proxy:
-        with pytest.raises(CleanupError) as caught:  # noqa: PT012
+        with pytest.raises(errors.CleanupError) as caught:  # noqa: PT012
             async with dutyfree.open("docker", host=proxy.path) as opened:
                 label = opened.owner
                 async with opened.sandbox() as sandbox, anyio.create_task_group() as tasks:
                     tasks.start_soon(run, sandbox)
                     await appeared(sandbox, "begun")
                     await proxy.break_off()
-                    with pytest.raises(CreateError):
+                    with pytest.raises(errors.CreateError):
                         await enter(opened.sandbox())
-                    with pytest.raises(DispatchError):
+                    with pytest.raises(errors.DispatchError):
                         await sandbox.exec("true")
         assert "docker rm -f" in caught.value.remedy
-    assert [type(error) for error in failures] == [ExecError]
+    assert [type(error) for error in failures] == [errors.ExecError]
     left = await containers(engine, label)
     assert len(left) == 1
     await engine.request("DELETE", f"/containers/{left[0]}", query={"force": "1"})
@@ -309,12 +302,12 @@ async def test_engine_that_hangs(docker: DockerSubstrate, engine: Engine, tmp_pa
     async with proxied(tmp_path) as proxy:
         options: dict[str, Any] = {"host": proxy.path, "answer_seconds": 5.0, "remove_seconds": 5.0}
         with anyio.fail_after(60):
-            with pytest.raises(CleanupError, match=r"does not answer within 5 s"):  # noqa: PT012
+            with pytest.raises(errors.CleanupError, match=r"does not answer within 5 s"):  # noqa: PT012
                 async with dutyfree.open("docker", **options) as opened:
                     label = opened.owner
                     async with opened.sandbox():
                         proxy.hang()
-            with pytest.raises(Unavailable, match="does not answer"):
+            with pytest.raises(errors.Unavailable, match="does not answer"):
                 await enter(dutyfree.open("docker", **options))
     for container in await containers(engine, label):
         await engine.request("DELETE", f"/containers/{container}", query={"force": "1"})
@@ -340,7 +333,7 @@ async def test_engine_that_goes_away_between_two_questions() -> None:
             raise EngineError(500, "lost it") if path.startswith("/exec/") else EngineLost("gone")
 
     execution = Execution(Leaving("/nowhere"), "container", ExecRequest(command="true", cwd="/", output=1))
-    with pytest.raises(ExecError, match="closed the connection: gone"):
+    with pytest.raises(errors.ExecError, match="closed the connection: gone"):
         await execution._inspect()
 
 
@@ -459,9 +452,9 @@ async def test_images_of_stages_go_with_their_owner(engine: Engine) -> None:
 
 async def test_failing_stage_is_named(docker: DockerSubstrate, engine: Engine) -> None:
     stages = (Stage("setup", commands=("true", "echo said; echo told >&2; exit 3")),)
-    with pytest.raises(CreateError, match=r"stage 1 \(setup\).*exit 3.*exit code 3(?s:.*)told"):
+    with pytest.raises(errors.CreateError, match=r"stage 1 \(setup\).*exit 3.*exit code 3(?s:.*)told"):
         await docker.prepare(Recipe(stages=stages))
-    with pytest.raises(CreateError, match="stage 1"):
+    with pytest.raises(errors.CreateError, match="stage 1"):
         await docker.prepare(Recipe(stages=(Stage("files", files={"x": Path("/nowhere")}),)))
     assert await containers(engine, docker.owner) == []
 
@@ -551,13 +544,13 @@ async def test_pull_from_a_registry(engine: Engine, busybox: str, tmp_path: Path
         await push(engine, reference)
         await engine.request("DELETE", f"/images/{reference}:latest")
         assert await identify(engine, f"{reference}:latest") is None
-        with pytest.raises(Unavailable, match="lacks python3"):
+        with pytest.raises(errors.Unavailable, match="lacks python3"):
             await adopt_image(reference, name, ("sh", "python3"), host=None, progress=said.append)
         assert any("Pulling" in line or "Digest" in line for line in said), said
         assert await identify(engine, name) is None
         assert await adopt_image(reference, name, ("sh",), host=None, progress=said.append)
         assert await identify(engine, name) is not None
-        with pytest.raises(Unavailable, match="cannot be pulled"):
+        with pytest.raises(errors.Unavailable, match="cannot be pulled"):
             await adopt_image(f"{reference}-not", name, ("sh",), host=None, progress=said.append)
     for image in (name, f"{reference}:latest"):
         await engine.request("DELETE", f"/images/{image}")

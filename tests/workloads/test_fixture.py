@@ -16,13 +16,9 @@ from hypothesis import strategies as st
 from dutyfree.contract.stage import tree_digest
 from dutyfree.workloads import build as workload
 from dutyfree.workloads.downloads import FixtureError
-from dutyfree.workloads.fixture import (
-    GIT_ENVIRONMENT,
-    Fixture,
-    build,
-    derive_patch,
-)
+from dutyfree.workloads.fixture import GIT_ENVIRONMENT, Fixture, build, derive_patch
 from dutyfree.workloads.project import ATTRS
+from tests.processes import ran
 
 BUILDER = """
 import pathlib, signal, sys
@@ -36,14 +32,7 @@ print(build(pathlib.Path(sys.argv[1]), say).root)
 
 
 def git(directory: Path, *arguments: str) -> str:
-    return subprocess.run(
-        ["git", *arguments],
-        cwd=directory,
-        env={**os.environ, **GIT_ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    return ran(["git", *arguments], cwd=directory, env={**os.environ, **GIT_ENVIRONMENT}, check=True).stdout
 
 
 def builder(cache: Path, *moment: str) -> subprocess.Popen[str]:

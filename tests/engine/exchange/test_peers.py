@@ -448,11 +448,7 @@ while data := os.read(0, 99999):
 
 @pytest.mark.parametrize(
     ("through", "why"),
-    [
-        (cut(4_000_000), "cut after"),
-        (FLIPPED, "does not match its digest"),
-        (HANGING, "did not answer"),
-    ],
+    [(cut(4_000_000), "cut after"), (FLIPPED, "does not match its digest"), (HANGING, "did not answer")],
     ids=["cut", "flipped", "hanging"],
 )
 async def test_one_that_breaks_midway_leaves_what_was_whole(nodes: Nodes, through: str, why: str) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from dutyfree.engine.store.cancel import Cancelled, CancelToken
 from dutyfree.engine.store.provenance import Provenance, write
 from dutyfree.engine.store.store import Store
 from tests.engine.exchange.nodes import TOKEN, Nodes, Server
-from tests.processes import eventually
+from tests.processes import eventually, ran
 
 pytestmark = pytest.mark.root("layers hold files of many owners")
 
@@ -278,13 +277,10 @@ def test_it_ends_by_a_signal_while_it_talks(nodes: Nodes, signum: int) -> None:
     ],
 )
 def test_where_it_does_not_listen(nodes: Nodes, where: str, complaint: str) -> None:
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-m", "dutyfree", "layer", "serve", "--bind", where],
         env={**os.environ, "DUTYFREE_CACHE": str(nodes.here)},
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
     )
     assert done.returncode == 2
     assert complaint in done.stderr

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import subprocess
 import sys
 import textwrap
 
 import pytest
 
 from dutyfree.engine.host import capacity
+from tests.processes import ran
 
 GREEDY = textwrap.dedent(
     """
@@ -39,12 +39,7 @@ GREEDY = textwrap.dedent(
 @pytest.mark.parametrize("limit", ["64:4096", "128:128"])
 def test_too_many_open_files(limit: str) -> None:
     """The limit of the owner, which it may raise itself; and the hard limit of owner and launcher."""
-    done = subprocess.run(
-        ["prlimit", f"--nofile={limit}", sys.executable, "-c", GREEDY],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran(["prlimit", f"--nofile={limit}", sys.executable, "-c", GREEDY])
     assert done.returncode == 0, done.stderr
     assert "open files" in done.stdout
     assert "ulimit" in done.stdout
@@ -69,12 +64,7 @@ POOLED = textwrap.dedent(
 
 @pytest.mark.native
 def test_what_is_kept_idle_leaves_open_files_for_who_asks() -> None:
-    done = subprocess.run(
-        ["prlimit", "--nofile=256:256", sys.executable, "-c", POOLED],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran(["prlimit", "--nofile=256:256", sys.executable, "-c", POOLED])
     assert done.returncode == 0, done.stderr
     assert "could not" not in done.stderr, "refills neither"
     assert "of 24 sandboxes" in done.stdout

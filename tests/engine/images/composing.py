@@ -65,22 +65,8 @@ def busybox() -> bytes:
     program = shutil.which("busybox")
     if program is None or b"interpreter" in Path(program).read_bytes()[:4096]:
         pytest.skip("busybox is missing; to enable it: apt-get install busybox-static")
-    tools = (
-        "sh",
-        "cat",
-        "id",
-        "ls",
-        "true",
-        "echo",
-        "stat",
-        "find",
-        "env",
-        "pwd",
-        "rm",
-        "mkdir",
-        "sort",
-        "test",
-    )
+    names = "sh cat id ls true echo stat find env pwd rm mkdir sort test"
+    tools = names.split()
     return tar(
         directory("bin"),
         directory("etc"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
 import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from dutyfree.engine.store.records import StoredImage
 from dutyfree.engine.store.store import Store
 from tests.awaiting import enter
 from tests.engine.images.composing import Image, busybox, directory, hard, layout, link, member, tar
+from tests.processes import ran
 
 pytestmark = [pytest.mark.native, pytest.mark.usefixtures("cache")]
 
@@ -65,14 +65,7 @@ WHITEOUTS = (
     ),
     tar(directory("whole"), member("whole/new", b"again")),
 )
-SEEN = [
-    b"/becomes-directory/y",
-    b"/becomes-file",
-    b"/d/kept",
-    b"/o/above",
-    b"/o/sub/above",
-    b"/whole/new",
-]
+SEEN = [b"/becomes-directory/y", b"/becomes-file", b"/d/kept", b"/o/above", b"/o/sub/above", b"/whole/new"]
 LIST = "find / -xdev -type f | grep -v -e ^/bin -e ^/etc -e ^/proc -e ^/dev | sort"
 
 
@@ -267,9 +260,7 @@ async def test_the_same_files_as_under_docker(fresh: Substrate, tmp_path: Path) 
 
     def docker(*arguments: str) -> str:
         environment = {**os.environ, "DOCKER_BUILDKIT": "0"}
-        done = subprocess.run(
-            ["docker", *arguments], check=False, capture_output=True, text=True, env=environment
-        )
+        done = ran(["docker", *arguments], env=environment)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import ran
+
 ROOT = Path(__file__).parents[3]
 COMPILER = "aarch64-linux-gnu-gcc"
 
@@ -26,9 +28,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "sys.exit(hatch_build.build(Path(sys.argv[1], 'src/dutyfree/engine'), Path(sys.argv[2]),"
         f" cross='{COMPILER}') or None)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(ROOT), str(target)], capture_output=True, text=True
-    )
+    done = ran([sys.executable, "-c", code, str(ROOT), str(target)])
     assert done.returncode == 0, done.stderr
     return target
 
@@ -41,11 +41,7 @@ def test_it_is_for_the_other_processor(program: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
-    [
-        (["version"], 0, "protocol "),
-        (["launcher", "two"], 64, "FD is not the number"),
-        ([], 64, "usage: "),
-    ],
+    [(["version"], 0, "protocol "), (["launcher", "two"], 64, "FD is not the number"), ([], 64, "usage: ")],
 )
 def test_it_runs(program: Path, arguments: list[str], status: int, said: str) -> None:
     emulator = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")

@@ -16,6 +16,7 @@ import pytest
 
 from tests.fuzz import __main__ as fuzz
 from tests.fuzz import build, seeds
+from tests.processes import ran
 
 RUNS = 6000
 """Runs of each harness: seconds on most machines, and enough to find new inputs."""
@@ -35,9 +36,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def _run(program: Path, home: Path, start: Path, *options: str) -> Done:
     words = fuzz.command(program, home, start, *options)
-    return subprocess.run(
-        words, env=fuzz.environment(home), capture_output=True, text=True, errors="replace", check=False
-    )
+    return ran(words, env=fuzz.environment(home), errors="replace")
 
 
 def _judged(done: Done) -> Done:

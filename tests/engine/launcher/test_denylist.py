@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dutyfree.engine.launcher import network_policy
+from tests.processes import ran
 
 HERE = Path(__file__).parent
 SOURCES = Path(network_policy.__file__).parents[1] / "init"
@@ -33,33 +34,13 @@ METADATA = {
     "fd00:a9fe:a9fe::1": "Akamai",
     "fe80::a9fe:a9fe": "OpenStack, Akamai, Hetzner",
 }
-OTHERS = (
-    "127.0.0.1",
-    "0.0.0.0",
-    "224.0.0.1",
-    "255.255.255.255",
-    "198.18.0.1",
-    "::",
-    "::1",
-    "ff02::1",
-    "fec0::1",
-)
-REACHED = (
-    "8.8.8.8",
-    "10.1.2.3",
-    "192.168.1.1",
-    "100.100.100.201",
-    "168.63.129.17",
-    "192.0.0.9",
-    "198.18.0.2",
-    "223.255.255.255",
-    "169.253.1.1",
-    "2001:4860:4860::8888",
-    "fd00:42::43",
-    "fd00::1",
-    "fd12:3456::1",
-    "fe00::1",
-)
+LOCAL = "127.0.0.1 0.0.0.0 224.0.0.1 255.255.255.255 198.18.0.1 :: ::1 ff02::1 fec0::1"
+OTHERS = LOCAL.split()
+ADDRESSES = """
+    8.8.8.8 10.1.2.3 192.168.1.1 100.100.100.201 168.63.129.17 192.0.0.9 198.18.0.2 223.255.255.255
+    169.253.1.1 2001:4860:4860::8888 fd00:42::43 fd00::1 fd12:3456::1 fe00::1
+"""
+REACHED = ADDRESSES.split()
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +55,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def judged(program: Path, addresses: list[str]) -> dict[str, str]:
-    said = subprocess.run(
-        [program], input="\n".join([*addresses, ""]), capture_output=True, text=True, check=True
-    )
+    said = ran([program], input="\n".join([*addresses, ""]), check=True)
     return dict(zip(addresses, said.stdout.split(), strict=True))
 
 

@@ -255,22 +255,11 @@ def test_actions_at_random(launcher: Launcher) -> None:
     number = 1
     for _ in range(ROUNDS):
         number += 1
-        kind = chance.choice(
-            [
-                Frame.EDIT,
-                Frame.SEARCH,
-                Frame.WATCH,
-                Frame.TERMINAL,
-                Frame.SIGNAL_COMMAND,
-                Frame.POSTPONE,
-                Frame.READ,
-            ]
-        )
         path = chance.choice([b"/workspace/f\0", b"f\0", b"/workspace\0", b".\0", b"/nowhere\0", b"\0", b"x"])
         words = b"".join(
             chance.choice([b"o", b"*.py", b"[", b"(a|b)*c", b"\\", b""]) + b"\0" for _ in range(4)
         )
-        payload = {
+        payloads = {
             Frame.EDIT: protocol.EDIT.pack(chance.choice(lies), chance.choice(lies)) + path + b"two",
             Frame.SEARCH: protocol.SEARCH.pack(
                 chance.choice([0, 1, 10**7]),
@@ -290,7 +279,8 @@ def test_actions_at_random(launcher: Launcher) -> None:
             Frame.SIGNAL_COMMAND: chance.choice([b"", struct.pack("=I", chance.choice((0, 9, 15, 99)))]),
             Frame.POSTPONE: chance.choice([b"", struct.pack("=Q", chance.choice((0, 5, 2**64 - 1)))]),
             Frame.READ: path,
-        }[kind]
+        }
+        kind, payload = chance.choice([*payloads.items()])
         cut = chance.choice([len(payload)] * 4 + [0, 1, 9])
         flags = chance.choice([0, 0, protocol.AFTER, protocol.AFTER | protocol.IF_OK, 0xFEFF])
         channel.sendall(protocol.FRAME.pack(len(payload[:cut]), kind, flags, number) + payload[:cut])

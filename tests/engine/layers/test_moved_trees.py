@@ -25,6 +25,7 @@ from dutyfree import layers
 from dutyfree.contract import Recipe, Stage
 from tests.engine import unprivileged
 from tests.engine.images.composing import Image, busybox, directory, hard, layout, link, member, tar
+from tests.processes import ran
 
 pytestmark = [pytest.mark.native, pytest.mark.usefixtures("cache")]
 with_root = pytest.mark.root("needs layers on the disk")
@@ -160,11 +161,8 @@ def trees(request: pytest.FixtureRequest, image: str) -> Iterator[Trees]:
 
 EXCHANGE = 'python3 -c \'import ctypes; assert not ctypes.CDLL(None).renameat2(-100, b"{}", -100, b"{}", 2)\''
 
-LIBRARY = subprocess.run(
-    ["/usr/bin/python3", "-c", "import sysconfig; print(sysconfig.get_path('stdlib'))"],
-    capture_output=True,
-    text=True,
-    check=True,
+LIBRARY = ran(
+    ["/usr/bin/python3", "-c", "import sysconfig; print(sysconfig.get_path('stdlib'))"], check=True
 ).stdout.strip()
 """Directories that every machine with Python has; the walker needs none of the files changed there."""
 

@@ -19,21 +19,8 @@ import pytest
 
 import dutyfree
 from dutyfree import Ready, Service
-from dutyfree.contract import Limits, Recipe, Stage
+from dutyfree.contract import Limits, Recipe, Stage, errors
 from dutyfree.contract.abilities import Pooling
-from dutyfree.contract.errors import (
-    CreateError,
-    ExecError,
-    Exhausted,
-    LeaseEnded,
-    PoolError,
-    Quarantined,
-    RecipeError,
-    SandboxClosed,
-    StageError,
-    SubstrateError,
-    UsageError,
-)
 from dutyfree.engine.pool.scheduler.values import Budget, Policy
 from tests.awaiting import enter, service_ended, together, until, until_not
 from tests.engine import counts
@@ -90,46 +77,48 @@ async def test_the_sandboxes_of_a_lease_say_how_they_were_served(pooled):
         assert [span.name for span in lease.sandbox.spans][:1] == ["pool"]
         pool.release(lease)
         await idle(pooled, recipe(), 2)
-    with pytest.raises(UsageError, match="an idempotency key must be a str, not 7"):
+    with pytest.raises(errors.UsageError, match="an idempotency key must be a str, not 7"):
         await pool.acquire(recipe(), idempotency_key=7)
 
 
 async def test_what_is_no_recipe_is_told_how_to_write_one(pooled):
-    with pytest.raises(RecipeError, match=r"'python:3.12' is not a recipe \(write Recipe\('python:3.12'\)\)"):
+    with pytest.raises(
+        errors.RecipeError, match=r"'python:3.12' is not a recipe \(write Recipe\('python:3.12'\)\)"
+    ):
         pooled.sandbox("python:3.12")
-    with pytest.raises(RecipeError, match="7 is not a recipe"):
+    with pytest.raises(errors.RecipeError, match="7 is not a recipe"):
         await pooled.prepare(7)
-    with pytest.raises(RecipeError, match="is not a recipe"):
+    with pytest.raises(errors.RecipeError, match="is not a recipe"):
         await enter(pooled.group("host", 2))
-    with pytest.raises(RecipeError, match="is not a recipe"):
+    with pytest.raises(errors.RecipeError, match="is not a recipe"):
         await pooled.prefetch(["host"], 2)
     with pytest.raises(
-        RecipeError, match=r"prefetch takes a list of recipes, not one recipe \(write \[recipe\]\)"
+        errors.RecipeError, match=r"prefetch takes a list of recipes, not one recipe \(write \[recipe\]\)"
     ):
         await pooled.prefetch(recipe(), 2)
-    with pytest.raises(RecipeError, match="is not a recipe"):
+    with pytest.raises(errors.RecipeError, match="is not a recipe"):
         await (await pooled.pooled()).acquire("host")
 
 
 async def test_it_is_used_between_entering_and_leaving():
     native = opened("native")
     for _ in range(2):
-        with pytest.raises(UsageError, match=r"not open \(use it inside of: async with"):
+        with pytest.raises(errors.UsageError, match=r"not open \(use it inside of: async with"):
             native.sandbox()
-        with pytest.raises(UsageError, match="not open"):
+        with pytest.raises(errors.UsageError, match="not open"):
             await enter(native.group(recipe(), 2))
-        with pytest.raises(UsageError, match="not open"):
+        with pytest.raises(errors.UsageError, match="not open"):
             await native.prefetch([recipe()], 2)
-        with pytest.raises(UsageError, match="not open"):
+        with pytest.raises(errors.UsageError, match="not open"):
             await native.prepare(recipe())
     async with native:
         await native.prefetch([recipe()], 1)
         await idle(native, recipe(), 1)
-    with pytest.raises(UsageError, match="not open"):
+    with pytest.raises(errors.UsageError, match="not open"):
         await native.prefetch([recipe()], 1)
-    with pytest.raises(UsageError, match="not open"):
+    with pytest.raises(errors.UsageError, match="not open"):
         native.sandbox()
-    with pytest.raises(PoolError, match="closed"):
+    with pytest.raises(errors.PoolError, match="closed"):
         await native.pool.keep(recipe(), 1)
 
 
@@ -178,7 +167,7 @@ async def test_what_was_prefetched_is_warm_and_never_used_twice(pooled: Any) -> 
             assert await pooled.sandboxes() == [sandbox.id]
             await sandbox.write("trace", b"")
             await sandbox.exec("sleep 100 & echo > /dev/shm/trace; echo > /tmp/trace")
-        with pytest.raises(SandboxClosed):
+        with pytest.raises(errors.SandboxClosed):
             await sandbox.exec("true")
         assert await pooled.sandboxes() == []
         await idle(pooled, wanted, 2)
@@ -225,7 +214,7 @@ async def test_the_network_is_opened_at_the_hand_out_and_closed_after(pooled: An
 async def test_a_network_that_cannot_be_is_refused_as_without_a_pool(pooled: Any) -> None:
     told = []
     for _ in range(2):
-        with pytest.raises(CreateError) as refused:
+        with pytest.raises(errors.CreateError) as refused:
             await enter(pooled.sandbox(limits=Limits(network=("not a/name",))))
         told.append(str(refused.value))
         await pooled.pooled()
@@ -316,9 +305,9 @@ async def test_a_group_is_one_prepared_state() -> None:
             await group[0].write("mine", b"")
             with pytest.raises(FileNotFoundError):
                 await group[1].read("mine")
-        with pytest.raises(SandboxClosed):
+        with pytest.raises(errors.SandboxClosed):
             await group[7].exec("true")
-        with pytest.raises(UsageError):
+        with pytest.raises(errors.UsageError):
             await enter(substrate.group(wanted, 0))
 
 
@@ -335,12 +324,12 @@ async def test_a_stage_that_fails_is_told_and_at_last_not_tried(pooled: Any) -> 
     await pooled.pooled()
     broken = Recipe(stages=(*recipe().stages, Stage("setup", ("echo what went wrong >&2; exit 3",))))
     for _ in range(3):
-        with pytest.raises(StageError, match="ended with 3: what went wrong") as failed:
+        with pytest.raises(errors.StageError, match="ended with 3: what went wrong") as failed:
             await enter(pooled.sandbox(broken))
         assert (failed.value.number, failed.value.command) == (3, "echo what went wrong >&2; exit 3")
         assert failed.value.output == "what went wrong"
         assert "all that it printed is in" in failed.value.remedy
-    with pytest.raises(Quarantined, match="what went wrong"):
+    with pytest.raises(errors.Quarantined, match="what went wrong"):
         await enter(pooled.sandbox(broken))
     async with pooled.sandbox(recipe()) as sandbox:
         assert (await sandbox.exec("true")).ok
@@ -350,10 +339,10 @@ async def test_an_image_that_is_not_there_is_at_last_not_asked_for(pooled: Any) 
     await pooled.pooled()
     broken = Recipe("localhost:1/absent:1", recipe().stages)
     for _ in range(3):
-        with pytest.raises(StageError, match="localhost:1") as failed:
+        with pytest.raises(errors.StageError, match="localhost:1") as failed:
             await enter(pooled.sandbox(broken))
         assert failed.value.number == 0
-    with pytest.raises(Quarantined, match="stage 'image' failed 3 times") as refused:
+    with pytest.raises(errors.Quarantined, match="stage 'image' failed 3 times") as refused:
         await enter(pooled.sandbox(broken))
     assert refused.value.stage == "image"
     async with pooled.sandbox(recipe()) as sandbox:
@@ -364,7 +353,7 @@ async def test_an_exhausted_pool_says_so() -> None:
     async with opened("native", budget=Budget(sandboxes=1), patience=1) as substrate:
         pool = await substrate.pooled()
         async with pool.lease(Recipe(), deadline=600):
-            with pytest.raises(Exhausted, match="1 of 1 sandboxes are leased"):
+            with pytest.raises(errors.Exhausted, match="1 of 1 sandboxes are leased"):
                 await enter(substrate.sandbox())
         async with pool.lease(Recipe(), deadline=600) as lease:
             assert (await lease.sandbox.exec("true")).ok
@@ -389,7 +378,7 @@ async def test_a_sandbox_that_is_not_as_new_is_discarded(pooled: Any, dirt: str)
     async def half_done(sandbox: Any) -> Any:
         fresh, depth = await reset(sandbox)
         await fresh.exec(DIRT[dirt])
-        with pytest.raises(ExecError, match=f"not as new: .*{dirt.split()[0]}"):
+        with pytest.raises(errors.ExecError, match=f"not as new: .*{dirt.split()[0]}"):
             await fresh.verify()
         return fresh, depth
 
@@ -408,7 +397,7 @@ async def test_verification_finds_a_socket_and_passes_a_new_one(pooled: Any) -> 
         process = await sandbox.start(["python3", "-c", listen], stdin=True)
         async for _ in process.output():
             break
-        with pytest.raises(ExecError, match=r"processes.*sockets"):
+        with pytest.raises(errors.ExecError, match=r"processes.*sockets"):
             await sandbox.verify()
         await process.kill()
 
@@ -438,11 +427,11 @@ async def test_a_lease_ends_unless_it_is_kept_alive(pooled: Any) -> None:
     assert (await lease.sandbox.exec("true")).ok
     pool.keep_alive(lease, 0.1)
     await until(lambda: lease.over and "0 being destroyed" in repr(pool), pool.changed)
-    with pytest.raises(SubstrateError):
+    with pytest.raises(errors.SubstrateError):
         await lease.sandbox.exec("true")
-    with pytest.raises(LeaseEnded):
+    with pytest.raises(errors.LeaseEnded):
         pool.keep_alive(lease)
-    with pytest.raises(LeaseEnded):
+    with pytest.raises(errors.LeaseEnded):
         await pool.acquire(Recipe(), idempotency_key="once")
 
 
@@ -461,7 +450,7 @@ async def test_what_a_sandboxs_own_stages_wrote_goes_with_it(name: str) -> None:
         async with substrate.group(recipe(), 4) as group:
             assert substrate.node.layers.size > 0
             assert await group[3].read("log") == b"clone\none\n"
-        with pytest.raises(StageError):
+        with pytest.raises(errors.StageError):
             await enter(substrate.group(Recipe(stages=(*recipe().stages, Stage("setup", ("false",)))), 2))
         if (pool := substrate.pool) is not None:
             await until(lambda: "0 being made, 0 being reset, 0 being destroyed" in repr(pool), pool.changed)
@@ -516,7 +505,7 @@ async def test_64_tasks_with_random_deaths_lose_no_request() -> None:
                             await sandbox.write("trace", b"")
                             await sandbox.exec("sleep 0.01")
                             assert [e.name for e in await sandbox.list(".")].count("trace") == 1
-                except (ExecError, SandboxClosed):  # killed while leased: the error says so
+                except (errors.ExecError, errors.SandboxClosed):  # killed while leased: the error says so
                     died += 1
                 done += 1
 
@@ -564,7 +553,7 @@ async def test_a_pool_that_breaks_is_told_and_leaves_nothing() -> None:
             family = await anyio.to_thread.run_sync(lambda: counts.Family(os.getpid(), before))
             substrate.pool._tasks.start_soon(break_down)
             await until(lambda: substrate.pool._closed)
-            with pytest.raises(PoolError, match="closed"):
+            with pytest.raises(errors.PoolError, match="closed"):
                 await enter(substrate.sandbox())
     assert "a fault of ours" in str(told.value.exceptions)
     assert await anyio.to_thread.run_sync(family.remains) == set()
@@ -637,7 +626,7 @@ async def test_a_fixed_warmth_runs_what_comes_after_for_each(
 
 async def test_a_recipe_that_cannot_be_prepared(pooled: Any) -> None:
     async with opened("native-warm") as substrate:
-        with pytest.raises(CreateError, match="setup"):
+        with pytest.raises(errors.CreateError, match="setup"):
             await substrate.prepare(Recipe(stages=(Stage("setup", ("false",)),)))
 
 
@@ -689,7 +678,7 @@ async def test_a_group_has_services_each(pooled: Any) -> None:
 async def test_a_service_that_fails_is_a_failure_of_its_recipe(pooled: Any) -> None:
     wrong = Recipe(services=(Service("wrong", "echo not so; exit 3", Ready(line="up")),))
     await pooled.pooled()
-    with pytest.raises((StageError, Quarantined), match=r"service 'wrong'.*not so"):
+    with pytest.raises((errors.StageError, errors.Quarantined), match=r"service 'wrong'.*not so"):
         await enter(pooled.sandbox(wrong))
     async with pooled.sandbox(Recipe()) as sandbox:
         assert (await sandbox.exec("echo fine")).ok

@@ -7,16 +7,7 @@ import random
 import anyio
 import pytest
 
-from dutyfree.contract import Observation, Recipe, Stage
-from dutyfree.contract.errors import (
-    CreateError,
-    Exhausted,
-    LeaseEnded,
-    PoolError,
-    Quarantined,
-    StageError,
-    UsageError,
-)
+from dutyfree.contract import Observation, Recipe, Stage, errors
 from dutyfree.engine.pool.pool import Pool
 from dutyfree.engine.pool.scheduler.values import Budget, Policy
 from dutyfree.substrates.scripted import Scripted
@@ -110,15 +101,15 @@ async def test_an_exhausted_pool_says_so_by_the_deadline_with_numbers():
     made = source()
     async with Pool(made, budget=Budget(sandboxes=2), policy=QUIET) as pool, pool.group(READY, 2):
         asked = anyio.current_time()
-        with pytest.raises(Exhausted, match="2 of 2 sandboxes are leased") as refused:
+        with pytest.raises(errors.Exhausted, match="2 of 2 sandboxes are leased") as refused:
             await pool.acquire(OTHER, deadline=3)
         assert anyio.current_time() - asked == pytest.approx(3)
         assert refused.value.numbers["leased"] == refused.value.numbers["sandboxes"] == 2
         assert refused.value.phase == "pool"
-        with pytest.raises(Exhausted, match="can never fit: the budget is 2 sandboxes"):  # at once
+        with pytest.raises(errors.Exhausted, match="can never fit: the budget is 2 sandboxes"):  # at once
             await pool.acquire(OTHER, 3)
         assert anyio.current_time() - asked == pytest.approx(3)
-    with pytest.raises(UsageError):
+    with pytest.raises(errors.UsageError):
         await pool.acquire(OTHER, 0)
 
 
@@ -129,7 +120,7 @@ async def test_a_deadline_of_zero_is_for_what_is_ready_now():
         asked = anyio.current_time()
         async with pool.lease(READY, deadline=0) as lease:
             assert lease.served[0].kind == "warm"
-            with pytest.raises(Exhausted, match=r"1 of .* are leased, 0 idle") as refused:
+            with pytest.raises(errors.Exhausted, match=r"1 of .* are leased, 0 idle") as refused:
                 await pool.acquire(READY, deadline=0)
             assert refused.value.remedy == "allow more time, or prefetch the recipe"
             assert refused.value.numbers["wanted"] == 1
@@ -159,19 +150,19 @@ async def test_a_failing_recipe_is_quarantined_and_then_tried_again():
     made = source()
     async with Pool(made, policy=Policy(refill=False, backoff=10.0)) as pool:
         for _ in range(3):
-            with pytest.raises(StageError, match="'false' ended with 1") as failed:
+            with pytest.raises(errors.StageError, match="'false' ended with 1") as failed:
                 await pool.acquire(BROKEN)
             assert failed.value.number == 2
         asked = anyio.current_time()
-        with pytest.raises(Quarantined, match="failed 3 times") as refused:
+        with pytest.raises(errors.Quarantined, match="failed 3 times") as refused:
             await pool.acquire(BROKEN)
         assert anyio.current_time() == asked
         assert (refused.value.command, refused.value.output) == ("false", "no such package")
         await enter(pool.lease(READY))
         await anyio.sleep(refused.value.retry_in + 0.1)
-        with pytest.raises(StageError):
+        with pytest.raises(errors.StageError):
             await pool.acquire(BROKEN)
-        with pytest.raises(Quarantined) as again:
+        with pytest.raises(errors.Quarantined) as again:
             await pool.acquire(BROKEN)
         assert again.value.retry_in > refused.value.retry_in
         assert (pool.ledger.events["failures"], pool.ledger.events["refused"]) == (4, 6)
@@ -224,7 +215,7 @@ async def test_leases_end_unless_kept_alive_and_nothing_is_left():
         await anyio.sleep(11)
         assert lease.over
         assert not made.existing
-        with pytest.raises(LeaseEnded):
+        with pytest.raises(errors.LeaseEnded):
             pool.keep_alive(lease)
         pool.release(lease)
         assert "0 leased" in repr(pool)
@@ -242,22 +233,22 @@ async def test_the_same_key_is_the_same_lease():
         found.append(await pool.acquire(READY, idempotency_key="k"))
         assert found[0] is found[1] is found[2]
         assert len(made.existing) == 1
-        with pytest.raises(UsageError):
+        with pytest.raises(errors.UsageError):
             await pool.acquire(OTHER, idempotency_key="k")
         pool.release(found[0])
-        with pytest.raises(LeaseEnded):
+        with pytest.raises(errors.LeaseEnded):
             await pool.acquire(READY, idempotency_key="k")
 
 
 async def test_a_key_may_be_used_again_when_nothing_came_of_it_or_it_was_long_ago():
     async with Pool(source(), budget=Budget(sandboxes=1), policy=QUIET) as pool:
         async with pool.lease(READY):
-            with pytest.raises(Exhausted):
+            with pytest.raises(errors.Exhausted):
                 await pool.acquire(READY, idempotency_key="k", deadline=0)
         lease = await pool.acquire(READY, idempotency_key="k")
         pool.release(lease)
         await anyio.sleep(QUIET.remembered - 1)
-        with pytest.raises(LeaseEnded):
+        with pytest.raises(errors.LeaseEnded):
             await pool.acquire(READY, idempotency_key="k")
         await anyio.sleep(1)
         again = await pool.acquire(READY, idempotency_key="k")
@@ -309,16 +300,16 @@ async def test_the_leases_can_be_seen():
 )
 async def test_terms_that_make_no_sense_are_refused(terms):
     async with Pool(source(), policy=QUIET) as pool:
-        with pytest.raises(UsageError):
+        with pytest.raises(errors.UsageError):
             await pool.acquire(READY, **terms)
         lease = await pool.acquire(READY)
-        with pytest.raises(UsageError):
+        with pytest.raises(errors.UsageError):
             pool.keep_alive(lease, float("nan"))
         for bounds in ((-1, None), (3, 2), (0.5, None), (0, 1.5)):
-            with pytest.raises(UsageError):
+            with pytest.raises(errors.UsageError):
                 await pool.keep(READY, *bounds)
         for each in (-1, 1.5):
-            with pytest.raises(UsageError):
+            with pytest.raises(errors.UsageError):
                 await pool.prefetch([READY], each)  # type: ignore[arg-type]
         assert (await pool.acquire(READY)).sandbox  # a refused request does not block others
 
@@ -327,13 +318,13 @@ async def test_waiting_for_stock_that_cannot_come_ends():
     made = source()
     async with Pool(made, budget=Budget(sandboxes=2), policy=QUIET) as pool:
         await pool.prefetch([BROKEN])
-        with pytest.raises(Quarantined, match="failed 3 times"):
+        with pytest.raises(errors.Quarantined, match="failed 3 times"):
             await pool.until_idle(BROKEN, 1)
-        with pytest.raises(UsageError, match="no room for 3 sandboxes"):
+        with pytest.raises(errors.UsageError, match="no room for 3 sandboxes"):
             await pool.until_idle(READY, 3)
         made.failures = 1.0  # of the machinery
         await pool.prefetch([OTHER])
-        with pytest.raises(CreateError, match="chance"):
+        with pytest.raises(errors.CreateError, match="chance"):
             await pool.until_idle(OTHER, 1)
 
 
@@ -342,14 +333,14 @@ async def test_a_delete_never_races_a_create():
     async with Pool(made, policy=QUIET) as pool, anyio.create_task_group() as tasks:
 
         async def one():
-            with pytest.raises(LeaseEnded):
+            with pytest.raises(errors.LeaseEnded):
                 await pool.acquire(READY, idempotency_key="k")
 
         tasks.start_soon(one)
         await anyio.sleep(0.5)
         pool.cancel("k")
         pool.cancel("early")
-        with pytest.raises(LeaseEnded):
+        with pytest.raises(errors.LeaseEnded):
             await pool.acquire(READY, idempotency_key="early")
         await anyio.sleep(5)
         assert repr(pool).startswith("<Pool: 1 idle, 0 leased")
@@ -392,7 +383,7 @@ async def test_closing_ends_everything():
         async with Pool(made) as pool:
 
             async def waits():
-                with pytest.raises(PoolError, match="closed"):
+                with pytest.raises(errors.PoolError, match="closed"):
                     await pool.acquire(READY)
 
             tasks.start_soon(waits)
@@ -453,9 +444,9 @@ async def test_64_tasks_with_failures_cancellations_and_deaths(layered):
                         finally:
                             for sandbox in lease.sandboxes:
                                 del holders[sandbox.id]
-                except Exhausted:
+                except errors.Exhausted:
                     answered["exhausted"] += 1
-                except CreateError:
+                except errors.CreateError:
                     answered["failed"] += 1
             answered["cancelled"] += scope.cancelled_caught
 

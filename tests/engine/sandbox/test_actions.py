@@ -14,18 +14,8 @@ import anyio
 import pytest
 
 from dutyfree import Edit, Exec, Limits, List, Read, Search, Write
-from dutyfree.contract import Observation, Substrate
+from dutyfree.contract import Observation, Substrate, errors
 from dutyfree.contract.abilities import Terminal
-from dutyfree.contract.errors import (
-    ActionError,
-    ArgumentError,
-    CleanupError,
-    DispatchError,
-    EditError,
-    ExecError,
-    LimitError,
-    UsageError,
-)
 from dutyfree.engine.launcher.client import Launcher, Reply
 from dutyfree.engine.launcher.protocol import Request
 from dutyfree.engine.launcher.timeouts import Timeouts
@@ -47,7 +37,7 @@ async def test_texts_instead_of_bytes(native: Native) -> None:
             lambda: sandbox.edit("file", b"old", text),
             lambda: sandbox.batch([Write("file", text)]),
         ):
-            with pytest.raises(ArgumentError, match="must be bytes, not str") as refused:
+            with pytest.raises(errors.ArgumentError, match="must be bytes, not str") as refused:
                 await wrong()
             assert isinstance(refused.value, TypeError)
         assert repr(sandbox) == f"<sandbox {sandbox.id}>"
@@ -59,20 +49,20 @@ async def test_numbers_out_of_range(native: Native) -> None:
     """Numbers out of range are refused; a very long timeout becomes the longest one."""
     async with native.sandbox() as sandbox:
         for mode in (-1, 0o10000, 1 << 40):
-            with pytest.raises(LimitError, match="a mode must be from 0 to 0o7777"):
+            with pytest.raises(errors.LimitError, match="a mode must be from 0 to 0o7777"):
                 await sandbox.batch([Write("never", b"", mode)])
         for rows in (0, -1, 1 << 16):
-            with pytest.raises(LimitError, match="a terminal of"):
+            with pytest.raises(errors.LimitError, match="a terminal of"):
                 await enter(sandbox.terminal(rows=rows))
         for limit, width in ((0, 1), (-1, 1), (1, -1)):
-            with pytest.raises(LimitError, match="a search needs limit"):
+            with pytest.raises(errors.LimitError, match="a search needs limit"):
                 await sandbox.search(".", "x", limit=limit, width=width)
         for number in (-1, 0, 65, 1 << 40):
             process = await sandbox.start("true")
-            with pytest.raises(LimitError, match="no signal"):
+            with pytest.raises(errors.LimitError, match="no signal"):
                 await process.signal(number)
         for port in (-1, 0, 1 << 16):
-            with pytest.raises(UsageError, match="no port"):
+            with pytest.raises(errors.UsageError, match="no port"):
                 await sandbox.connect(port)
         for seconds in (1e18, float("inf")):
             assert (await sandbox.exec("true", timeout=seconds)).ok
@@ -197,10 +187,10 @@ async def test_actions_of_a_batch_that_cannot_be_sent(native: Native) -> None:
             seen = await sandbox.batch([Write("file", b""), Exec("cat", stdin=b"x"), wrong, Read("file")])
             assert (seen[0], len(seen)) == (None, 3)
             assert isinstance(seen[1], Observation)
-            assert isinstance(seen[2], ActionError)
+            assert isinstance(seen[2], errors.ActionError)
         seen = await sandbox.batch([Exec("a\0b"), Exec(()), Exec("true")], stop_on_failure=False)
         assert [one.exit_code for one in seen if isinstance(one, Observation)] == [126, 127, 0]
-        with pytest.raises(ArgumentError, match="timeout must be"):
+        with pytest.raises(errors.ArgumentError, match="timeout must be"):
             await sandbox.batch([Write("never", b""), Exec("true", timeout=float("nan"))])
         assert [entry.name for entry in await sandbox.list(".")] == ["file"]
         assert await counts.descriptors(before) <= before
@@ -247,7 +237,7 @@ async def test_a_full_disk_leaves_the_old_file(native: Native) -> None:
 async def test_lines_of_an_edit_that_matches_often(native: Native) -> None:
     async with native.sandbox() as sandbox:
         await sandbox.write("file", b"x\n" * 1000)
-        with pytest.raises(EditError, match="1000 times") as refused:
+        with pytest.raises(errors.EditError, match="1000 times") as refused:
             await sandbox.edit("file", b"x", b"y")
         assert (refused.value.count, refused.value.lines) == (1000, tuple(range(1, 17)))
 
@@ -390,8 +380,8 @@ async def test_many_terminals_and_no_descriptor_left(native: Native) -> None:
                 assert await line(held) == b"x\r\n"
         async with sandbox.terminal("sleep 100") as held:
             await sandbox.close()
-            with pytest.raises(ExecError):
-                raise ExecError("") if not await held.read() else AssertionError
+            with pytest.raises(errors.ExecError):
+                raise errors.ExecError("") if not await held.read() else AssertionError
     assert await counts.descriptors(before) <= before
 
 
@@ -436,7 +426,7 @@ print("stops", stops)
         for _ in range(3):
             await sandbox.pause()
             await anyio.sleep(0.1)
-            with pytest.raises(DispatchError, match="is paused"):
+            with pytest.raises(errors.DispatchError, match="is paused"):
                 await sandbox.exec("true")
             await sandbox.resume()
         assert (await process.wait()).stdout == b"stops 0\n"
@@ -516,7 +506,7 @@ async def test_an_end_that_takes_too_long_is_an_error(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Launcher, "ask", slow)
     async with Native(NativeConfig(), Timeouts(end=0.2)) as native:
-        with pytest.raises(CleanupError, match=r"native-\d+-\d+ is not gone after 0.2 s"):
+        with pytest.raises(errors.CleanupError, match=r"native-\d+-\d+ is not gone after 0.2 s"):
             await enter(native.sandbox())
 
 

@@ -24,6 +24,7 @@ from dutyfree.contract import Recipe, Stage
 from dutyfree.engine.store.layer_lease import LayerInfo
 from dutyfree.engine.store.records import ImageSettings, NamedSnapshot, StoredImage
 from dutyfree.engine.store.store import Store
+from tests.processes import ran
 
 pytestmark = [pytest.mark.root("only root can mount a file system")]
 
@@ -68,9 +69,7 @@ class Machine:
     def _mount(self, disk: Path) -> Path:
         target = self._root / f"mounted-{disk.name}"
         target.mkdir()
-        done = subprocess.run(
-            ["mount", "-o", "loop", str(disk), str(target)], capture_output=True, text=True, check=False
-        )
+        done = ran(["mount", "-o", "loop", str(disk), str(target)])
         if done.returncode:
             pytest.skip(f"no file system can be mounted from a file: {done.stderr.strip()}")
         self._mounted.append(target)
