@@ -14,7 +14,7 @@ from dutyfree.report.figures.trajectories import projected_workload
 from dutyfree.report.phrases import factor, rate, seconds
 from dutyfree.report.rankings import crossings, lines
 from dutyfree.report.storage import compared_workloads, storage_pairs
-from dutyfree.report.tables.table import DIVISION
+from dutyfree.report.tables.table import DIVISION, MIDDLE, lone_cells
 from dutyfree.report.walls import wall_prices
 
 
@@ -36,11 +36,7 @@ def tax(summary: Summary) -> FigureBlock | None:
         "difference is shown: the interval includes 0, or the difference may be chance, or it is below the "
         "noise floor.",
         f"The tax rate of each substrate as dots with intervals: {'; '.join(rates)}.",
-        _figure_cautions(
-            summary,
-            [cell for name in names for cell in summary.lone(name)],
-            without={*DIVISION, CautionKind.UNSURE_TAIL},
-        ),
+        _figure_cautions(summary, lone_cells(summary, names), without=MIDDLE),
     )
 
 
@@ -58,19 +54,19 @@ def figure1(summary: Summary) -> FigureBlock:
 
 
 def figure2(summary: Summary) -> FigureBlock:
-    cells = [cell for tier in summary.tiers for cell in summary.lone(tier)]
+    cells = lone_cells(summary, summary.tiers)
     return FigureBlock(
         "figure2",
         "Figure 2. Cold start by substrate and tier",
         "p50 on a logarithmic scale: from the request to the result of the first command (filled), and until "
         "the sandbox is removed (hollow). Thick lines are 95 % intervals, if wider than the mark.",
         _alt("The p50 of the whole rollout by tier as dots", cells, "total"),
-        _figure_cautions(summary, cells, without={*DIVISION, CautionKind.UNSURE_TAIL}),
+        _figure_cautions(summary, cells, without=MIDDLE),
     )
 
 
 def figure3(summary: Summary) -> FigureBlock:
-    cells = [cell for tier in summary.tiers for cell in summary.lone(tier)]
+    cells = lone_cells(summary, summary.tiers)
     return FigureBlock(
         "figure3",
         "Figure 3. Distributions of cold starts",
@@ -82,7 +78,7 @@ def figure3(summary: Summary) -> FigureBlock:
 
 
 def figure4(summary: Summary) -> FigureBlock:
-    cells = [cell for name in summary.trajectories for cell in summary.lone(name)]
+    cells = lone_cells(summary, summary.trajectories)
     return FigureBlock(
         "figure4",
         "Figure 4. Composition by trajectory length",
@@ -98,14 +94,14 @@ def figure4(summary: Summary) -> FigureBlock:
 
 
 def figure5(summary: Summary) -> FigureBlock:
-    cells = [cell for name in summary.trajectories for cell in summary.lone(name)]
+    cells = lone_cells(summary, summary.trajectories)
     return FigureBlock(
         "figure5",
         "Figure 5. Completion time and amortised latency by action count",
         "Above: p50 of the completion time, from the request until the sandbox is removed. Below: the same "
         "divided by the number of actions. Thick lines are 95 % intervals, if wider than the mark.",
         _alt("Completion time by number of actions as lines", cells, "total"),
-        _figure_cautions(summary, cells, without={*DIVISION, CautionKind.UNSURE_TAIL}),
+        _figure_cautions(summary, cells, without=MIDDLE),
     )
 
 
@@ -121,7 +117,7 @@ def figure6(summary: Summary) -> FigureBlock:
         f"N·T/3600, where T is the mean of {workload or 'a trajectory'}. Bands are 95 % intervals. The "
         "ranking is the same for every N.",
         f"Worker-hours by number of rollouts as lines; at the right end: {values or 'no data'}.",
-        _figure_cautions(summary, cells, without={*DIVISION, CautionKind.UNSURE_TAIL}),
+        _figure_cautions(summary, cells, without=MIDDLE),
     )
 
 
@@ -212,7 +208,7 @@ def storage(summary: Summary) -> FigureBlock | None:
         "p50 of the whole rollout with written files on the disk (filled) and in memory (hollow). Thick "
         "lines are 95 % intervals.",
         _alt("The p50 of the whole rollout by storage as dots", cells, "total"),
-        _figure_cautions(summary, cells, without={*DIVISION, CautionKind.UNSURE_TAIL}),
+        _figure_cautions(summary, cells, without=MIDDLE),
     )
 
 

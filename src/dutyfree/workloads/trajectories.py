@@ -294,20 +294,18 @@ class _Script:
         return self._shell(label, "command", command, contains=(b"%d\n" % number,))
 
     def _package(self, label: str) -> Step:
-        target = f"../build/{self._project.name}.zip"
-        command = (
-            f"mkdir -p ../build && python3 -m zipfile -c {target} {' '.join(self._operands.roots)} && "
-            f"python3 -m zipfile -t {target}"
-        )
-        return self._shell(label, "command", command, contains=(b"Done testing\n",))
+        return self._packed(label, "zipfile -c", "zipfile -t", ".zip", b"Done testing\n")
 
     def _archive(self, label: str) -> Step:
-        target = f"../build/{self._project.name}.tar.gz"
+        return self._packed(label, "tarfile -c", "tarfile -v -t", ".tar.gz", b" is a tar archive.\n")
+
+    def _packed(self, label: str, pack: str, test: str, suffix: str, says: bytes) -> Step:
+        target = f"../build/{self._project.name}{suffix}"
         command = (
-            f"mkdir -p ../build && python3 -m tarfile -c {target} {' '.join(self._operands.roots)} && "
-            f"python3 -m tarfile -v -t {target}"
+            f"mkdir -p ../build && python3 -m {pack} {target} {' '.join(self._operands.roots)} && "
+            f"python3 -m {test} {target}"
         )
-        return self._shell(label, "command", command, contains=(b" is a tar archive.\n",))
+        return self._shell(label, "command", command, contains=(says,))
 
     def _install(self, label: str) -> Step:
         pip = shlex.join(tiers.install("../wheels", "../build/site", "pytest"))

@@ -23,6 +23,9 @@ KEY = ("workload", "substrate", "parallel")
 DIVISION = frozenset({CautionKind.STAND_IN, CautionKind.UNDIVIDED})
 """Cautions that concern the decomposition only."""
 
+MIDDLE = frozenset({*DIVISION, CautionKind.UNSURE_TAIL})
+"""Cautions that do not concern a p50 of the whole rollout."""
+
 
 class Row(msgspec.Struct, frozen=True):
     shown: list[str]
@@ -135,8 +138,7 @@ def cautions_on(summary: Summary, cell: Cell, *, division: bool = True) -> list[
 
 def middle_cautions(summary: Summary, key: tuple[str, str, int]) -> list[Caution]:
     """The cautions that concern a p50 of the whole rollout."""
-    without = {*DIVISION, CautionKind.UNSURE_TAIL}
-    return [caution for caution in summary.cautions_on(*key) if caution.kind not in without]
+    return [caution for caution in summary.cautions_on(*key) if caution.kind not in MIDDLE]
 
 
 def p50(quantity: Quantity | None) -> str:

@@ -365,29 +365,33 @@ int cgroup_create(struct cgroup *group, unsigned number, unsigned owner)
 	return cgroup_reopen(group);
 }
 
-int cgroup_reopen(struct cgroup *group)
+/* A file of a sandbox's group, or with "." the group itself, in one of our groups: a descriptor or -errno. */
+static int open_in(int parent, const struct cgroup *group, const char *file, int flags)
 {
 	char path[64];
 
-	snprintf(path, sizeof path, "s%u", group->number);
-	if (v2_group() >= 0 && group->v2_dir < 0) {
-		group->v2_dir = openat(readonly_root, path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-		return group->v2_dir < 0 ? -errno : 0;
-	}
-	if (freezer_own >= 0 && group->freezer < 0) {
-		group->freezer = openat(freezer_own, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-		if (group->freezer < 0)
-			return -errno;
-	}
-	snprintf(path, sizeof path, "s%u/tasks", group->number);
-	for (int kind = 0; kind < CGROUP_KINDS && !is_v2; kind++) {
-		if (own[kind] < 0 || group->tasks[kind] >= 0)
-			continue;
-		group->tasks[kind] = openat(own[kind], path, O_WRONLY | O_CLOEXEC);
-		if (group->tasks[kind] < 0)
-			return -errno;
-	}
-	return 0;
+	snprintf(path, sizeof path, "s%u/%s", group->number, file);
+	int fd = openat(parent, path, flags | O_CLOEXEC);
+	return fd < 0 ? -errno : fd;
+}
+
+/* Open it unless it is open: 0 or -errno. */
+static int reopen(int *fd, int parent, const struct cgroup *group, const char *file, int flags)
+{
+	int found = parent < 0 || *fd >= 0 ? *fd : open_in(parent, group, file, flags);
+
+	*fd = found < 0 ? -1 : found;
+	return found < 0 && parent >= 0 ? found : 0;
+}
+
+int cgroup_reopen(struct cgroup *group)
+{
+	if (v2_group() >= 0 && group->v2_dir < 0)
+		return reopen(&group->v2_dir, readonly_root, group, ".", O_PATH | O_DIRECTORY);
+	int error = reopen(&group->freezer, freezer_own, group, ".", O_RDONLY | O_DIRECTORY);
+	for (int kind = 0; kind < CGROUP_KINDS && !is_v2 && !error; kind++)
+		error = reopen(&group->tasks[kind], own[kind], group, "tasks", O_WRONLY);
+	return error;
 }
 
 void cgroup_close_fds(struct cgroup *group)
@@ -423,11 +427,7 @@ int cgroup_join(void)
 
 int cgroup_open_events(const struct cgroup *group)
 {
-	char path[64];
-
-	snprintf(path, sizeof path, "s%u/cgroup.events", group->number);
-	int fd = openat(is_v2 ? v2_group() : freezer_own, path, O_RDONLY | O_CLOEXEC);
-	return fd < 0 ? -errno : fd;
+	return open_in(is_v2 ? v2_group() : freezer_own, group, "cgroup.events", O_RDONLY);
 }
 
 bool cgroup_is_frozen(int events)
@@ -496,19 +496,13 @@ bool cgroup_is_v2(void)
 
 int cgroup_open_weight(const struct cgroup *group)
 {
-	char path[64];
-
-	snprintf(path, sizeof path, "s%u/%s", group->number, is_v2 ? "cpu.weight" : "cpu.shares");
-	int fd = openat(own[CGROUP_CPU], path, O_WRONLY | O_CLOEXEC);
-	return fd < 0 ? -errno : fd;
+	return open_in(own[CGROUP_CPU], group, is_v2 ? "cpu.weight" : "cpu.shares", O_WRONLY);
 }
 
 int cgroup_open_oom(const struct cgroup *group)
 {
-	char path[64];
+	int fd = open_in(own[CGROUP_MEMORY], group, is_v2 ? "memory.events" : "memory.oom_control", O_RDONLY);
 
-	snprintf(path, sizeof path, "s%u/%s", group->number, is_v2 ? "memory.events" : "memory.oom_control");
-	int fd = own[CGROUP_MEMORY] < 0 ? -1 : openat(own[CGROUP_MEMORY], path, O_RDONLY | O_CLOEXEC);
 	return fd < 0 ? -EOPNOTSUPP : fd;
 }
 

@@ -203,24 +203,29 @@ static bool netns_is_unused(int netns)
 	return run_in_namespace(compare_counters, &netns, host_netns, CLONE_NEWNET) == 0;
 }
 
+/* Whether a directory has any entry besides "." and "..": 1, 0, or -errno. There may be very many. */
+static int has_entries(int parent)
+{
+	int fd = openat(parent, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), entries = 0;
+	DIR *directory = fd < 0 ? NULL : fdopendir(fd);
+
+	if (!directory)
+		return -errno;
+	while (entries < 3 && readdir(directory))
+		entries++;
+	closedir(directory);
+	return entries == 3;
+}
+
 /* POSIX message queues are files of an mqueue file system, one per ipc namespace, mounted or not. */
 static int find_message_queues(void *pidfd)
 {
 	if (setns(*(int *)pidfd, CLONE_NEWIPC) < 0)
 		return errno;
 	AUTOCLOSE int mount = mount_new("mqueue", NULL, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
-	int directory = mount < 0 ? -1 : openat(mount, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), entries = 0;
-	DIR *queues = directory < 0 ? NULL : fdopendir(directory);
-	int error = queues ? 0 : mount < 0 ? -mount : errno;
+	int found = mount == -ENODEV ? 0 : mount < 0 ? mount : has_entries(mount); /* ENODEV: kernel without mqueue */
 
-	if (mount == -ENODEV) /* kernel without mqueue */
-		error = 0;
-
-	while (queues && readdir(queues))
-		entries++;
-	if (queues)
-		closedir(queues);
-	return error ? error : entries > 2 ? ENOTEMPTY : 0; /* besides "." and ".." */
+	return found > 0 ? ENOTEMPTY : -found;
 }
 
 int slot_has_message_queues(const struct slot *slot)
@@ -248,15 +253,9 @@ int slot_open_inside(const struct slot *slot, const char *path)
 
 bool slot_shares_memory(const struct slot *slot)
 {
-	int entries = 0;
 	AUTOCLOSE int shm = slot_open_inside(slot, "dev/shm");
-	int fd = shm < 0 ? -1 : openat(shm, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *directory = fd < 0 ? NULL : fdopendir(fd);
-	while (directory && entries < 3 && readdir(directory))
-		entries++;
-	if (directory)
-		closedir(directory);
-	return entries != 2; /* besides "." and ".." */
+
+	return shm < 0 || has_entries(shm) != 0;
 }
 
 struct slot *slot_create(void)

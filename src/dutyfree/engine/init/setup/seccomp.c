@@ -198,45 +198,39 @@ static unsigned emit(uint16_t operation, uint32_t value, uint8_t yes, uint8_t no
 	return length++;
 }
 
+/* Calls with their own verdict. */
+static const struct {
+	uint16_t call, verdict;
+} special[] = {
+	{SYS_personality, CHECK_PERSONALITY},
+	{SYS_prlimit64, CHECK_PRLIMIT},
+	{SYS_clone3, CHECK_CLONE3},
+	{SYS_getsockopt, CHECK_GETSOCKOPT},
+	{SYS_ioprio_set, CHECK_IOPRIO},
+	{SYS_sched_setattr, CHECK_SCHED_SETATTR},
+	{SYS_setsockopt, CHECK_SETSOCKOPT},
+	{SYS_socket, CHECK_SOCKET},
+	{SYS_socketpair, CHECK_SOCKETPAIR},
+	{SYS_connect, NOTIFY_BROKER},
+	{SYS_sync, NOOP}, /* would flush all disks of the host; a sandbox has no data on one */
+	/* mincore and cachestat reveal which files of an image others have read. */
+	{SYS_mincore, NO_SYSCALL}, {451, NO_SYSCALL},
+	{SYS_io_setup, NO_SYSCALL}, /* the host has one limit for all AIO requests (fs.aio-max-nr) */
+	/* io_uring_setup, _enter, _register: seccomp cannot see its requests. */
+	{425, NO_SYSCALL}, {426, NO_SYSCALL}, {427, NO_SYSCALL},
+	{440, NO_SYSCALL}, /* process_madvise: can do what madvise above may not */
+	{447, NO_SYSCALL}, /* memfd_secret: each page splits the kernel's direct map for good */
+	{463, NO_SYSCALL}, /* setxattrat: its size is in memory, where a filter cannot look */
+};
+
 static unsigned verdict_of(uint32_t number)
 {
 	for (unsigned i = 0; i < RULES; i++)
 		if (rules[i].call == number)
 			return CHECK_BY_RULE + i;
-	switch (number) {
-	case SYS_personality:
-		return CHECK_PERSONALITY;
-	case SYS_prlimit64:
-		return CHECK_PRLIMIT;
-	case SYS_clone3:
-		return CHECK_CLONE3;
-	case SYS_getsockopt:
-		return CHECK_GETSOCKOPT;
-	case SYS_ioprio_set:
-		return CHECK_IOPRIO;
-	case SYS_sched_setattr:
-		return CHECK_SCHED_SETATTR;
-	case SYS_setsockopt:
-		return CHECK_SETSOCKOPT;
-	case SYS_socket:
-		return CHECK_SOCKET;
-	case SYS_socketpair:
-		return CHECK_SOCKETPAIR;
-	case SYS_connect:
-		return NOTIFY_BROKER;
-	case SYS_sync: /* would flush all disks of the host; a sandbox has no data on one */
-		return NOOP;
-	case SYS_mincore: /* with cachestat: reveals which files of an image others have read */
-	case 451:
-	case SYS_io_setup: /* the host has one limit for all AIO requests (fs.aio-max-nr) */
-	case 425: /* io_uring_setup, _enter, _register: seccomp cannot see its requests */
-	case 426:
-	case 427:
-	case 440: /* process_madvise: can do what madvise above may not */
-	case 447: /* memfd_secret: each page splits the kernel's direct map for good */
-	case 463: /* setxattrat: its size is in memory, where a filter cannot look */
-		return NO_SYSCALL;
-	}
+	for (unsigned i = 0; i < sizeof special / sizeof *special; i++)
+		if (special[i].call == number)
+			return special[i].verdict;
 	for (unsigned i = 0; i < sizeof allowed / sizeof *allowed; i++)
 		if (allowed[i] == number)
 			return ALLOW;
