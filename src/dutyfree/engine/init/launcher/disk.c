@@ -84,9 +84,10 @@ static int copy_template(int from, int to)
 	for (off_t at = 0, end; (at = lseek(from, at, SEEK_DATA)) >= 0;)
 		for (end = lseek(from, at, SEEK_HOLE); at < end;) {
 			size_t most = end - at < (off_t)sizeof buffer ? (size_t)(end - at) : sizeof buffer;
+			errno = EIO; /* for a short read or write, which sets no error */
 			ssize_t count = pread(from, buffer, most, at);
 			if (count <= 0 || pwrite(to, buffer, (size_t)count, at) != count)
-				return count ? -errno : -EIO;
+				return -errno;
 			at += count;
 		}
 	return errno == ENXIO ? 0 : -errno;
