@@ -16,9 +16,7 @@ from tests.analysis.synthetic import cold, facts, plausible, records, study, tri
 
 
 def verdicts(comparison):
-    return {
-        (change.workload, change.substrate, change.metric): change.verdict for change in comparison.changes
-    }
+    return {(one.workload, one.substrate, one.metric): one.verdict for one in comparison.changes}
 
 
 def at(minute: int, made: Records) -> Records:
@@ -47,9 +45,7 @@ def rough(verdict: str) -> bool:
 
 def test_a_slower_substrate_is_called_slower_and_the_like_is_not():
     def runs(*seeds, slower=1.0):
-        return [
-            plausible(lengths=(10,), tiers=("T0",), trials=30, slower=slower, seed=seed) for seed in seeds
-        ]
+        return [plausible(lengths=(10,), tiers=("T0",), trials=30, slower=slower, seed=n) for n in seeds]
 
     before, after = in_turn(runs(1, 2, 3), runs(4, 5, 6, slower=1.5))
     found = verdicts(compare(before, after))
@@ -221,9 +217,7 @@ def test_plans_that_leave_nothing_to_compare_are_refused():
 def test_other_differences_between_plans_are_told():
     a = planned({"warmups": 1, "options": {"docker": {"network": True, "use": "docker"}}}, "T0")
     b = planned({"warmups": 3, "options": {"docker": {"network": False, "use": "docker"}}}, "T0")
-    assert [
-        (caution.substrate, caution.text) for caution in only(compare([a], [b]), CautionKind.UNLIKE_PLANS)
-    ] == [
+    assert [(one.substrate, one.text) for one in only(compare([a], [b]), CautionKind.UNLIKE_PLANS)] == [
         (None, "the plans differ in warmups (1 in A, 3 in B)"),
         ("docker", "the options differ in network (on in A, off in B)"),
     ]

@@ -126,9 +126,7 @@ def test_a_peer_is_asked_before_anything_is_built(cli: Cli) -> None:
         fetched = cli("there", "layer", "build", "recipe.toml", "--option", option)
         assert fetched == f"{built}2 layers fetched from {source}\n"  # with the times of who made it
         assert "2 layers" in cli("third", "layer", "import", source, "recipe.toml")
-        sums = [
-            next(cli.root.glob(f"{node}/layers/kept/*/*/tree/0/workspace/sum")) for node in ("here", "there")
-        ]
+        sums = [next(cli.root.glob(f"{at}/layers/kept/*/*/tree/0/workspace/sum")) for at in ("here", "there")]
         assert sums[0].read_bytes() == sums[1].read_bytes()
     finally:
         server.send_signal(signal.SIGINT)

@@ -54,9 +54,7 @@ def test_the_conformance_suite_passes(ranges: bool) -> None:
     words = ("-m", "dutyfree.conformance", "native", "--json", "--patience", PATIENCE)
     out = unprivileged.run(*words, ranges=ranges)
     found = json.loads(out)
-    skipped = {
-        result["check"].split(".")[-1] for result in found["results"] if result["outcome"] == "not offered"
-    }
+    skipped = {one["check"].split(".")[-1] for one in found["results"] if one["outcome"] == "not offered"}
     assert found["failed"] == 0
     # A single id allows no other user; a network that leads out is root's, and so may be a limit of memory.
     memory = {"out_of_memory", "out_of_memory_in_the_background"}

@@ -49,9 +49,7 @@ class Page(HTMLParser):
         self.tags.append((tag, found))
         if "id" in found:
             self.ids.append(found["id"])
-        self.links += [
-            value for name, value in attrs if name in ("href", "src", "xlink:href", "srcset", "data")
-        ]
+        self.links += [to for name, to in attrs if name in ("href", "src", "xlink:href", "srcset", "data")]
         if tag not in VOID:
             self.open.append(tag)
 

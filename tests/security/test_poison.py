@@ -84,9 +84,7 @@ async def test_files_are_copied_in_one_order(native: Any, tmp_path: Path) -> Non
 
     await anyio.to_thread.run_sync(prepare)
     one = {"t": tmp_path / "tree", "t/file": tmp_path / "file"}
-    recipe, other = (
-        Recipe(stages=(Stage("files", files=each),)) for each in (one, dict(reversed(one.items())))
-    )
+    recipe, other = (Recipe(stages=(Stage("files", files=x),)) for x in (one, dict(reversed(one.items()))))
     assert await anyio.to_thread.run_sync(recipe.key) == await anyio.to_thread.run_sync(other.key)
     async with native.sandbox(other) as sandbox:
         assert await sandbox.read("t/file") == b"alone"

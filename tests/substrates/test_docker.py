@@ -153,19 +153,14 @@ async def test_refused_creation_is_a_create_error(docker: DockerSubstrate, engin
     assert await containers(engine, docker.owner) == []
 
 
-async def test_pause_and_resume(docker: DockerSubstrate) -> None:
+async def test_a_paused_container_runs_no_command(docker: DockerSubstrate) -> None:
     async with docker.sandbox() as sandbox:
         assert isinstance(sandbox, Pausable)
-        await sandbox.exec("while :; do echo x >> ticks; sleep 0.05; done >/dev/null 2>&1 &")
-        await appeared(sandbox, "ticks")
         await sandbox.pause()
         with pytest.raises(errors.DispatchError, match="paused"):
             await sandbox.exec("true")
         await sandbox.resume()
-        before = len(await sandbox.read("ticks"))
-        with anyio.fail_after(60):
-            while len(await sandbox.read("ticks")) == before:
-                pass
+        assert (await sandbox.exec("true")).ok
 
 
 async def test_timeout_kills_all_kinds_of_children(docker: DockerSubstrate) -> None:
@@ -617,9 +612,7 @@ def test_links_of_an_earlier_copy_are_not_followed(tmp_path: Path) -> None:
     (outside / "kept").write_bytes(b"good")
     top = ("top", {"type": tarfile.DIRTYPE, "mode": 0o755}, b"")
     links = {"directory": outside, "file": outside / "kept", "hard": outside / "kept", "new": outside / "new"}
-    planted = [
-        (f"top/{name}", {"type": tarfile.SYMTYPE, "linkname": str(to)}, b"") for name, to in links.items()
-    ]
+    planted = [(f"top/{n}", {"type": tarfile.SYMTYPE, "linkname": str(to)}, b"") for n, to in links.items()]
     later = archive(
         top,
         ("top/directory", {"type": tarfile.DIRTYPE, "mode": 0o777}, b""),

@@ -88,14 +88,13 @@ def test_older_processes_are_passed_over() -> None:
 
 
 @pytest.mark.parametrize("rounds", ["below", "above"])
-def test_pids_that_came_round(rounds: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pids_that_came_round(rounds: str) -> None:
     """After so long a time the kernel may have passed the pid again: the start tells."""
-    monkeypatch.setattr(reaper, "ROUND_SECONDS", 0)
-    now = Moment.now()
+    now = Moment.now()._replace(round_seconds=0)
     since = now._replace(pid=4_000_000 if rounds == "below" else now.pid + 1000)
     with marked("rounds") as older:
         time.sleep(0.05)
-        assert kill_marked(mark("rounds"), Moment.now()._replace(pid=0)) == 0
+        assert kill_marked(mark("rounds"), Moment.now()._replace(pid=0, round_seconds=0)) == 0
         assert kill_marked(mark("rounds"), since) == 1
         assert older.wait(60) == -9
 

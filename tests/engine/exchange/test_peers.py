@@ -264,9 +264,7 @@ async def test_many_want_it_and_it_comes_once(nodes: Nodes) -> None:
 
 async def test_different_ones_come_beside_each_other(nodes: Nodes) -> None:
     """Both have the same empty blob, of a file system that the stage did not write to."""
-    recipes = [
-        Recipe(stages=(Stage("setup", commands=(f"sleep 0.3; echo {number} > n",)),)) for number in range(6)
-    ]
+    recipes = [Recipe(stages=(Stage("setup", commands=(f"sleep 0.3; echo {i} > n",)),)) for i in range(6)]
     for recipe in recipes:
         await built_too(nodes, recipe, "cat n")
     kinds: list[str] = []

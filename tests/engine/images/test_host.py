@@ -29,9 +29,7 @@ async def _said(sandbox: Any, command: str) -> list[str]:
 
 def _of_host() -> dict[str, list[str]]:
     """The entries of ``/usr``, and of each directory in it."""
-    return {
-        str(path): sorted(os.listdir(path)) for path in (rootfs.USR, *rootfs.USR.iterdir()) if path.is_dir()
-    }
+    return {str(at): sorted(os.listdir(at)) for at in (rootfs.USR, *rootfs.USR.iterdir()) if at.is_dir()}
 
 
 async def test_one_overlay_shows_the_hosts_software_and_nothing_twice() -> None:

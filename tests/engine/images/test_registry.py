@@ -131,9 +131,7 @@ def test_layers_are_shared_and_collected(host: str, store: Store) -> None:
 
 
 def test_an_index_gives_this_platform(host: str, store: Store) -> None:
-    images = {
-        name: Image([tar(member("for", name.encode()))], architecture=name) for name in ("amd64", "arm64")
-    }
+    images = {cpu: Image([tar(member("for", cpu.encode()))], architecture=cpu) for cpu in ("amd64", "arm64")}
     for name, image in images.items():
         push(host, "team/multi", name, image)
     # The registry requires everything that an index names, also what we never request.

@@ -234,9 +234,7 @@ def test_in_a_notebook() -> None:
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
     nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
-    said = "".join(
-        output["text"] for cell in notebook.cells for output in cell["outputs"] if "text" in output
-    )
+    said = "".join(one["text"] for cell in notebook.cells for one in cell["outputs"] if "text" in one)
     assert said == "b'awaited\\n'\nb'blocked\\n'\n"
 
 

@@ -30,9 +30,7 @@ STAGES = st.builds(
     commands=st.lists(st.one_of(WORDS, st.lists(WORDS, min_size=1, max_size=2)), max_size=2).map(tuple),
     secrets=st.lists(WORDS, max_size=1).map(tuple),
 )
-SERVICES = st.builds(
-    Service, name=st.just("one"), command=st.one_of(WORDS, st.lists(WORDS, min_size=1)), env=SETS
-)
+SERVICES = st.builds(Service, name=st.just("one"), command=WORDS | st.lists(WORDS, min_size=1), env=SETS)
 RECIPES = st.builds(
     Recipe,
     image=st.one_of(st.none(), WORDS),

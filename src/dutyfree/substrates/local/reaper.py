@@ -34,8 +34,6 @@ from dutyfree.engine.host import proc
 DONE = b"done\n"
 OWNER = ".owner"
 """The suffix of the link beside a directory that names its owner."""
-ROUND_SECONDS = 5
-"""The kernel needs longer than this to use all pids, 32,768 or more, once."""
 
 
 class Reaper:
@@ -80,6 +78,8 @@ class Moment(NamedTuple):
     """Clock ticks since the boot, as in the start time of a process."""
     pid: int
     """The newest pid at that time."""
+    round_seconds: float = 5
+    """The kernel needs longer than this to use all pids, 32,768 or more, once."""
 
     @classmethod
     def now(cls) -> Moment:
@@ -88,7 +88,7 @@ class Moment(NamedTuple):
     def comparable_by_pid(self) -> bool:
         """Whether newer processes certainly have greater pids: the kernel has not wrapped around since."""
         now = Moment.now()
-        return now.pid >= self.pid and now.ticks - self.ticks < ROUND_SECONDS * os.sysconf("SC_CLK_TCK")
+        return now.pid >= self.pid and now.ticks - self.ticks < self.round_seconds * os.sysconf("SC_CLK_TCK")
 
 
 BEGINNING, END = Moment(0, 0), Moment(sys.maxsize, 0)

@@ -60,9 +60,7 @@ def _layers(state: State) -> None:
     pins: Counter[Prefix] = Counter()
     pins.update(one.on_layer for one in state.instances.values() if one.on_layer is not None)
     pins.update(job.on_layer for job in state.jobs.values() if job.on_layer is not None)
-    pins.update(
-        prefix.layer.parent for prefix in prefixes if prefix.layer and prefix.layer.parent is not None
-    )
+    pins.update(one.layer.parent for one in prefixes if one.layer and one.layer.parent is not None)
     assert all(prefix.layer is not None for prefix in pins), "what is stood upon stays"
     assert all(prefix.layer and prefix.layer.references == pins[prefix] for prefix in prefixes)
 

@@ -33,9 +33,7 @@ BARE = Policy(refill=False, deepest_layer=0)
 
 def options(world, wanted):
     found = candidates(world.state, world.state.stock.path(wanted), world.now)
-    return {
-        candidate.kind: (candidate.depth, pytest.approx(candidate.seconds, abs=1e-9)) for candidate in found
-    }
+    return {one.kind: (one.depth, pytest.approx(one.seconds, abs=1e-9)) for one in found}
 
 
 def make(world):
