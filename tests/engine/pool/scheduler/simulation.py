@@ -145,13 +145,23 @@ class Simulation:
         """Idle sandboxes of these recipes, returned by earlier leases."""
         requests = [self.request(one) for one in wanted]
         self.settle()
-        for request in requests:
-            self.give_back(request)
+        self.returned(*requests)
+
+    def granted(self, wanted: PrefixChain, **more: Any) -> int:
+        """A request after all that it caused has ended."""
+        request = self.request(wanted, **more)
+        self.settle()
+        return request
+
+    def returned(self, *requests: int) -> None:
+        """Leases that were given back, after all that it caused has ended."""
+        self.give_back(*requests)
         self.settle()
 
-    def give_back(self, request: int) -> None:
-        self.leased.pop(request)
-        self.tell("returned", request, self.now)
+    def give_back(self, *requests: int) -> None:
+        for request in requests:
+            self.leased.pop(request)
+            self.tell("returned", request, self.now)
 
     def born(self) -> str:
         sandbox = f"s{next(self._sandboxes)}"

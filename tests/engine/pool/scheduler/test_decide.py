@@ -65,22 +65,18 @@ def test_among_equals_what_nobody_was_promised():
 
 def test_the_ways_to_serve():
     world = Simulation(policy=Policy(refill=False, deepest_layer=0))
-    first = world.request(AB)
-    world.settle()
+    first = world.granted(AB)
     assert served(world, first) == [("cold", 0)]
     world.stocked(A)
-    second = world.request(AC)
-    world.settle()
+    second = world.granted(AC)
     assert served(world, second) == [("promoted", 2)]
-    world.give_back(first)
-    world.settle()
+    world.returned(first)
     assert served(world, world.request(AB)) == [("warm", 3)]
 
 
 def test_a_layer_is_used_where_no_sandbox_is_idle():
     world = Simulation(policy=QUIET)
-    world.request(AB)
-    world.settle()
+    world.granted(AB)
     again, beside = world.request(AB), world.request(AC)
     makes = {make.chain.key: make for make in world.makes.values()}
     assert (makes["a/b"].start, makes["a/c"].start) == (3, 2)
@@ -91,13 +87,11 @@ def test_a_layer_is_used_where_no_sandbox_is_idle():
 
 def test_a_group_is_delivered_at_once_or_not_at_all():
     world = Simulation(Budget(sandboxes=4), QUIET)
-    holder = world.request(A)
-    world.settle()
+    holder = world.granted(A)
     group, late = world.request(AB, number=4), world.request(A)
     assert world.open() == [group, late]
     assert not world.makes, "nothing is begun that cannot be finished"
-    world.give_back(holder)
-    world.settle()
+    world.returned(holder)
     assert [kind for kind, _ in served(world, group)].count("forked") == 3
     assert world.open() == [late], "and nobody overtakes"
 
@@ -212,8 +206,7 @@ def test_the_least_valuable_is_evicted_and_never_what_is_leased():
     for _ in range(5):
         world.stocked(popular)
     world.stocked(rare)
-    kept = world.request(chain("k"))
-    world.settle()
+    kept = world.granted(chain("k"))
     assert world.state.stock.idle == 2
     evicting = world.request(chain("n"))
     (make,) = world.makes.values()
@@ -228,10 +221,7 @@ def test_the_least_valuable_is_evicted_and_never_what_is_leased():
 def test_layers_leave_the_disk_by_worth_and_from_the_leaves():
     world = Simulation(Budget(disk=4000, layer_disk=1000), Policy(refill=False, park=False))
     for name in ("a/b", "a/c", "a/d", "a/b", "a/b", "e"):
-        request = world.request(chain(name))
-        world.settle()
-        world.give_back(request)
-        world.settle()
+        world.stocked(chain(name))
         assert world.state.stock.disk <= 4000
         assert "a" not in world.layers or "image" in world.layers
     assert {"image", "e"} <= world.layers
@@ -242,8 +232,7 @@ def test_layers_leave_the_disk_by_worth_and_from_the_leaves():
 
 def test_a_shortage_has_numbers():
     world = Simulation(Budget(sandboxes=1), QUIET)
-    world.request(A, patience=1000)
-    world.settle()
+    world.granted(A, patience=1000)
     waiting = world.request(A, patience=5.0)
     assert wake(world.state) == world.now + 5.0
     world.pass_time(5.0)
@@ -276,8 +265,7 @@ def test_who_had_no_time_has_not_waited_however_long_the_decision_took():
 def test_what_is_ready_overtakes_nobody_who_waits():
     world = Simulation(Budget(sandboxes=3), QUIET)
     world.stocked(A)
-    world.request(AB)
-    world.settle()
+    world.granted(AB)
     first = world.request(AB, number=3)
     late = world.request(A, patience=0.0)
     assert isinstance(world.answers[late].reason, Shortage)
@@ -306,8 +294,7 @@ def test_what_was_prepared_too_late_becomes_stock():
 
 def test_a_lease_ends_by_itself_and_its_sandbox_with_it():
     world = Simulation(policy=QUIET)
-    world.request(A, lease=10.0)
-    world.settle()
+    world.granted(A, lease=10.0)
     (sandbox,) = world.existing
     expired, destroyed = world.pass_time(10.0)
     assert (expired, destroyed) == (Expire(1), Destroy(sandbox, "expired"))
@@ -393,12 +380,10 @@ def test_the_ledger_counts_by_kind_and_stage():
 
 def test_who_waits_for_room_is_told_so_and_the_saving_is_without_it():
     world = Simulation(Budget(sandboxes=1), QUIET)
-    first = world.request(A)
-    world.settle()
+    first = world.granted(A)
     second = world.request(A)
     world.pass_time(7)
-    world.give_back(first)
-    world.settle()
+    world.returned(first)
     world.pass_time(2)
     assert [world.answers[one].waited for one in (first, second)] == [0.0, 7.0]
     ledger = Ledger()

@@ -63,8 +63,7 @@ def test_every_missing_stage_counts():
     world.request(A)
     world.finish(make(world), stage_seconds=[4.0, 3.0], create_seconds=0.5, layers={1: 10, 2: 10})
     assert options(world, AB) == {"layer": (2, 0.5 + dependencies)}
-    world.give_back(1)
-    world.settle()
+    world.returned(1)
     assert options(world, AB) == {"promoted": (2, dependencies), "layer": (2, 0.5 + dependencies)}
     assert options(world, A) == {"warm": (2, 0.0), "layer": (2, 0.5)}
     assert world.state.costs.cold(A) == pytest.approx(0.5 + 4.0 + 3.0)
@@ -129,11 +128,9 @@ def test_a_measurement_moves_the_estimate_by_its_weight():
 def test_memory_bounds_as_numbers_do():
     world = Simulation(Budget(sandboxes=100, memory=2_500, sandbox_memory=1_000), QUIET)
     first = [world.request(chain(name)) for name in "ab"]
-    late = world.request(chain("c"))
-    world.settle()
+    late = world.granted(chain("c"))
     assert world.open() == [late]
-    world.give_back(first[0])
-    world.settle()
+    world.returned(first[0])
     assert not world.open()
     never = world.answers[world.request(A, number=3)]
     assert isinstance(never, Refuse)
@@ -153,16 +150,14 @@ def test_refills_stay_within_the_memory():
 
 def test_who_waits_for_memory_holds_none():
     world = Simulation(Budget(sandboxes=100, memory=3_000, sandbox_memory=1_000), QUIET)
-    world.request(A, number=2)
-    world.settle()
+    world.granted(A, number=2)
     group = world.request(AB, number=2)
     assert (world.open(), world.makes, world.state.stock.memory) == ([group], {}, 2_000)
 
 
 def test_a_layer_that_something_is_being_made_on_stays():
     world = Simulation(Budget(disk=2_500, layer_disk=1_000), Policy(refill=False, park=False))
-    world.give_back(_given(world, A))
-    world.settle()
+    world.stocked(A)
     world.request(AB)
     assert (make(world).start, world.layers) == (2, {"image", "a"})
     world.request(chain("f"))
@@ -171,19 +166,12 @@ def test_a_layer_that_something_is_being_made_on_stays():
     world.settle()
 
 
-def _given(world, wanted):
-    request = world.request(wanted)
-    world.settle()
-    return request
-
-
 def test_an_idle_sandbox_is_worth_less_once_the_disk_has_its_state():
     world = Simulation(Budget(sandboxes=3), QUIET)
     for name in ("a", "f"):
         request = world.request(chain(name))
         world.finish(make(world), layers={})
-        world.give_back(request)
-        world.settle()
+        world.returned(request)
 
     def least():
         found = world.state.stock.least_worth()
@@ -194,8 +182,7 @@ def test_an_idle_sandbox_is_worth_less_once_the_disk_has_its_state():
     first, again = world.request(chain("f")), world.request(chain("f"))
     assert again in world.open()
     world.finish(make(world))  # this time layers are kept
-    world.give_back(first)
-    world.settle()
+    world.returned(first)
     assert least() == "f", "though it was asked for more often"
 
 
@@ -206,8 +193,7 @@ def test_a_sandbox_that_turns_out_larger_is_counted_so():
     world.finish(make(world), memory=2_500)
     assert world.state.stock.memory == 2_500, "what was idle had to go"
     assert len(world.destroying) == 1
-    world.give_back(2)
-    world.settle()
+    world.returned(2)
     assert world.state.stock.memory == world.state.stock.idle_memory == 2_500
     refused = world.answers[world.request(A, number=2)]
     assert isinstance(refused, Refuse), "two of these never fit"
@@ -235,8 +221,7 @@ def test_nobody_waits_for_what_is_in_nobodys_way():
     world = Simulation(Budget(sandboxes=4), Policy(refill=False, park=False))
     leases = [world.request(chain(name)) for name in "abc"]
     world.settle()
-    for lease in leases:
-        world.give_back(lease)
+    world.give_back(*leases)
     assert world.destroying == ["s1", "s2", "s3"]
     world.request(A)
     assert make(world).after == (), "there is room for one more"
@@ -247,8 +232,7 @@ def test_nobody_waits_for_what_is_in_nobodys_way():
     )
     leases = [world.request(chain(name)) for name in "abc"]
     world.settle()
-    for lease in leases:
-        world.give_back(lease)
+    world.give_back(*leases)
     world.request(A)
     assert make(world).after == ()
     world.request(AB)
@@ -332,8 +316,7 @@ def test_what_is_ready_for_somebody_and_dies_is_replaced():
     world.tell("died", "s1", world.now)
     world.settle()
     assert "s1" not in world.leased[group]
-    world.give_back(group)
-    world.settle()
+    world.returned(group)
     holder = world.request(AB, number=2)
     pair = world.request(AB, number=2)
     back = world.leased[holder][0]
@@ -431,8 +414,7 @@ def test_a_refill_may_take_ten_times_as_long_as_thought():
     world = Simulation(policy=Policy(refill=False, refilling=1, late=60.0))
     request = world.request(A)
     world.finish(make(world), stage_seconds=[30.0, 70.0], create_seconds=0.001, layers={})
-    world.give_back(request)
-    world.settle()
+    world.returned(request)
     world.tell("set_bounds", A, 2, None)
     world.tell("set_bounds", chain("f"), 1, None)
     assert make(world).chain.key == "a"
@@ -449,9 +431,7 @@ def test_a_bound_holds_at_both_ends():
     assert idle(world, A) == 2
     leases = [world.request(A) for _ in range(5)]
     world.settle()
-    for lease in leases:
-        world.give_back(lease)
-    world.settle()
+    world.returned(*leases)
     assert idle(world, A) == 3, "at most so many are kept, whatever the demand"
 
 
@@ -462,8 +442,7 @@ def test_what_cannot_be_reset_beside_the_making_is_made_again(deepest_layer, kep
     leases = [world.request(A) for _ in range(5)]
     world.settle()
     world.request(AC)
-    for lease in leases:
-        world.give_back(lease)
+    world.give_back(*leases)
     assert len(world.resets) == kept, "of a state without a layer, none is given up"
     world.settle()
     assert idle(world, A) == kept
@@ -473,8 +452,7 @@ def test_whatever_comes_back_is_reset_while_nobody_waits():
     world = Simulation(policy=Policy(refill=False, resetting=2))
     leases = [world.request(A) for _ in range(5)]
     world.settle()
-    for lease in leases:
-        world.give_back(lease)
+    world.give_back(*leases)
     assert len(world.resets) == 5
 
 
@@ -489,8 +467,7 @@ def test_who_was_half_served_and_waits_lets_others_have_it():
         world.fail(next(iter(world.makes.values())))
     for _ in range(50):
         world.settle()
-        for lease in list(world.leased):
-            world.give_back(lease)
+        world.give_back(*list(world.leased))
     assert all(isinstance(world.answers[request], Deliver) for request in (one, two, third))
 
 
@@ -501,10 +478,8 @@ def test_the_estimated_wait_is_for_those_ahead_alone():
     world = Simulation(Budget(sandboxes=2), Policy(refill=False, fork=False, half_life=log(2) * 10))
     leases = [world.request(A), world.request(A)]
     world.settle()
-    world.give_back(leases[0])
-    world.settle()
-    world.request(AB)
-    world.settle()
+    world.returned(leases[0])
+    world.granted(AB)
     world.request(A, patience=500)
     waiting = world.request(A, number=2, patience=10)
     world.request(A, patience=500)
@@ -590,13 +565,11 @@ def test_a_priority_queue_forgets_what_was_put_before():
 
 def test_what_is_owed_keeps_its_turn():
     world = Simulation(Budget(sandboxes=1), QUIET)
-    holder = world.request(chain("h"))
-    world.settle()
+    holder = world.granted(chain("h"))
     for name in "abc":
         world.tell("hint", chain(name), 1, world.now)
     world.pass_time(1.0)
-    world.give_back(holder)
-    world.settle()
+    world.returned(holder)
     assert idle(world, A) == 1
 
 
@@ -606,10 +579,7 @@ def test_what_is_owed_keeps_its_turn():
 def test_recipes_that_nothing_is_kept_for_are_forgotten():
     world = Simulation(policy=Policy(refill=False, park=False, deepest_layer=0, recipes=10))
     for number in range(100):
-        request = world.request(chain(f"r{number}/s"))
-        world.settle()
-        world.give_back(request)
-        world.settle()
+        world.stocked(chain(f"r{number}/s"))
     stock = world.state.stock
     assert len(stock._chains) == 10
     assert len(stock._prefixes) == 2 + 2 * 10
@@ -619,10 +589,7 @@ def test_recipes_that_nothing_is_kept_for_are_forgotten():
 def test_the_recipe_that_was_asked_for_last_is_known():
     world = Simulation(policy=Policy(refill=False, park=False, deepest_layer=0, recipes=3))
     for name in ("a", "b", "a", "c", "a", "d", "a", "e"):
-        request = world.request(chain(name))
-        world.settle()
-        world.give_back(request)
-        world.settle()
+        world.stocked(chain(name))
     assert "a" in world.state.stock._chains
     assert "b" not in world.state.stock._chains
 
