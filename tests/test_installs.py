@@ -6,14 +6,13 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import anyio.to_thread
 import pytest
 
-import dutyfree
 from dutyfree import Recipe, Stage, layers, recipes, study_image
 from dutyfree.contract.errors import CreateError
+from tests.opening import open_native
 from tests.test_recipes import git
 
 pytestmark = [pytest.mark.native, pytest.mark.root("layers lie on the disk with root only")]
@@ -45,13 +44,12 @@ def project(tmp_path: Path) -> Path:
 
 async def test_npm_installs_what_the_lock_says(project: Path, cache: Path) -> None:
     del cache
-    native: Any
     lock = project / "package-lock.json"
     files = Stage("files", files={"repository/package.json": project / "package.json"})
     recipe = Recipe(stages=(files, recipes.npm(lock=lock)))
     see = 'node -e \'console.log(require("is-number")(5), require("is-number/package.json").version)\''
     for ran in (True, False):
-        async with dutyfree.open("native") as native, native.sandbox(recipe) as sandbox:
+        async with open_native() as native, native.sandbox(recipe) as sandbox:
             seen = await sandbox.exec(see, cwd="repository")
             assert seen.stdout == b"true 7.0.0\n", seen
             assert [entry.name for entry in await sandbox.list(".")] == [
@@ -67,7 +65,7 @@ async def test_npm_installs_what_the_lock_says(project: Path, cache: Path) -> No
     lock.write_text(wrong)
     other = Recipe(stages=(files, recipes.npm(lock=lock)))
     assert await anyio.to_thread.run_sync(other.key) != kept[-1].recipe
-    async with dutyfree.open("native") as native:
+    async with open_native() as native:
         with pytest.raises(CreateError, match="npm ci"):
             await native.prepare(other)
 
@@ -79,9 +77,8 @@ async def test_apt_installs_into_an_image(cache: Path, monkeypatch: pytest.Monke
         pytest.skip("there is no image with apt; to enable it: dutyfree image build")
     debian = str(made.tar)
     monkeypatch.setenv("DUTYFREE_CACHE", str(cache))
-    native: Any
     recipe = Recipe(debian, (recipes.apt("hello"),))
-    async with dutyfree.open("native") as native:
+    async with open_native() as native:
         try:
             await native.prepare(recipe)
         except CreateError as error:
@@ -118,10 +115,9 @@ async def test_a_branch_stays_what_it_was_when_it_was_cloned(tmp_path: Path, cac
     first = await anyio.to_thread.run_sync(begin)
     copied = Stage("files", files={"/srv/work": work})
     recipe = Recipe(stages=(copied, recipes.repository("file:///srv/work", branch="main")))
-    native: Any
-    async with dutyfree.open("native") as native:
+    async with open_native() as native:
         await native.prepare(recipe)
     kept = await anyio.to_thread.run_sync(layers.ls)
     assert [(entry.kind, entry.commit) for entry in kept] == [("files", ""), ("repository", first)]
-    async with dutyfree.open("native") as native, native.sandbox(recipe) as sandbox:
+    async with open_native() as native, native.sandbox(recipe) as sandbox:
         assert (await sandbox.exec("git -C repository rev-parse HEAD")).stdout.decode().strip() == first

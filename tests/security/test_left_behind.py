@@ -17,6 +17,7 @@ from dutyfree.contract.errors import CreateError, ExecError, StageError
 from dutyfree.engine.launcher.timeouts import Timeouts
 from dutyfree.substrates.native import Native, NativeConfig
 from tests.awaiting import PATIENCE, enter, until
+from tests.opening import open_native
 
 pytestmark = [
     pytest.mark.usefixtures("cache"),
@@ -31,10 +32,6 @@ LIMITS = Limits(memory=256 << 20, pids=64, cpus=0.5)
 async def pooled() -> AsyncIterator[Any]:
     async with dutyfree.open("native", ready=1, limits=LIMITS) as substrate:
         yield substrate
-
-
-def opened(**options: Any) -> Any:
-    return dutyfree.open("native", **options)
 
 
 async def python(sandbox: Any, script: str) -> str:
@@ -178,7 +175,7 @@ async def test_a_program_that_never_ends_holds_up_no_reset() -> None:
 async def test_a_stage_that_never_ends_is_stopped() -> None:
     recipe = Recipe(stages=(Stage("setup", ("echo begun; sleep 1000",)),))
     for seconds in PATIENCE:
-        async with opened(longest_stage=seconds) as native:
+        async with open_native(longest_stage=seconds) as native:
             with anyio.fail_after(200), pytest.raises(StageError) as stopped:
                 await native.prepare(recipe)
             assert list(await native.sandboxes()) == []
@@ -194,6 +191,6 @@ STOPPER = (
 
 async def test_a_stage_that_holds_up_its_init_is_given_up() -> None:
     recipe = Recipe(stages=(Stage("setup", (STOPPER, *["true"] * 5000)),))
-    async with opened(longest_stage=2) as native:
+    async with open_native(longest_stage=2) as native:
         with anyio.fail_after(200), pytest.raises(CreateError, match=r"stopped answering|was stopped"):
             await native.prepare(recipe)

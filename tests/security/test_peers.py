@@ -18,6 +18,7 @@ from dutyfree.contract.errors import CreateError
 from dutyfree.engine.images import find
 from dutyfree.engine.store.store import Store
 from tests.engine.images.composing import Image, busybox, layout
+from tests.opening import open_native
 
 pytestmark = [pytest.mark.native, pytest.mark.root("layers hold files of many owners")]
 
@@ -43,8 +44,7 @@ serving.stdin.close()
 
 
 async def _take(recipe: Recipe, name: str) -> None:
-    native: Any
-    async with dutyfree.open("native") as native, native.sandbox(recipe) as sandbox:
+    async with open_native() as native, native.sandbox(recipe) as sandbox:
         await sandbox.snapshot(name)
 
 
@@ -94,8 +94,7 @@ def test_nor_by_a_node_that_asks_by_itself(
     peers = [hostile(f"recipe:{OTHER.key(1)}"), hostile("snapshot:long"), orders]
 
     async def ask() -> tuple[str, list[int], bytes]:
-        native: Any
-        async with dutyfree.open("native", peers=peers) as native, native.sandbox(LONG) as sandbox:
+        async with open_native(peers=peers) as native, native.sandbox(LONG) as sandbox:
             brought = [figures.layers for figures in native.peers.values()]
             return sandbox.served.kind, brought, await sandbox.read("file")
 

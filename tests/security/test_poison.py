@@ -17,14 +17,11 @@ from dutyfree.contract.errors import ActionError, CreateError, StageError, Usage
 from dutyfree.engine.layers import run_stage
 from dutyfree.engine.store.store import Store
 from tests.awaiting import enter
+from tests.opening import open_native
 from tests.processes import ran
 
 pytestmark = pytest.mark.usefixtures("cache")
 rooted = pytest.mark.root("stages lie on the disk with root only")
-
-
-def opened(**options: Any) -> Any:
-    return dutyfree.open("native", **options)
 
 
 def test_layers_are_closed_to_other_users_of_the_host(cache: Path) -> None:
@@ -64,13 +61,13 @@ async def test_files_that_change_under_their_key(tmp_path: Path, monkeypatch: py
         return await apply(*arguments)
 
     monkeypatch.setattr(run_stage, "apply", meanwhile)
-    async with opened() as native:
+    async with open_native() as native:
         with pytest.raises(CreateError, match="files changed while it was built"):
             await native.prepare(recipe)
         assert native.node.layers.size == 0
     monkeypatch.setattr(run_stage, "apply", apply)
     await anyio.to_thread.run_sync((source / "file").write_text, "honest")
-    async with opened() as native, native.sandbox(recipe) as sandbox:
+    async with open_native() as native, native.sandbox(recipe) as sandbox:
         assert await sandbox.read("repository/file") == b"honest"
 
 
@@ -139,7 +136,7 @@ DEEP = "python3 -c \"import os\nfor _ in range({}): os.mkdir('d'); os.chdir('d')
 async def test_deep_trees_do_not_break_the_store() -> None:
     """Such a layer can still be measured, packed and removed, and is never half written."""
     deep = Recipe(stages=(Stage("setup", (DEEP.format(1500),)),))
-    async with opened() as native:
+    async with open_native() as native:
         async with native.sandbox(deep) as sandbox:
             assert (await sandbox.exec("cd d/d/d && echo fine")).stdout == b"fine\n"
         async with native.sandbox() as sandbox:
@@ -148,7 +145,7 @@ async def test_deep_trees_do_not_break_the_store() -> None:
                 await sandbox.snapshot("deep")
     collected = await anyio.to_thread.run_sync(Store().collect)
     assert (collected.layers, collected.half) == (0, 0)
-    async with opened() as native:  # which removes leftovers on close
+    async with open_native() as native:  # which removes leftovers on close
         await native.prepare(Recipe(stages=(Stage("setup", ("echo > fine",)),)))
 
 
@@ -220,7 +217,7 @@ async def test_a_secret_stays_in_its_stage(cache: Path, monkeypatch: pytest.Monk
     recipe = Recipe(
         stages=(stage, Stage("setup", ("cat /proc/*/environ > seen; env >> seen",))), services=(service,)
     )
-    async with opened() as native, native.sandbox(recipe) as sandbox:
+    async with open_native() as native, native.sandbox(recipe) as sandbox:
         seen = await sandbox.exec("cat seen /proc/*/environ /proc/*/cmdline")
         assert b"PATH" in seen.stdout
         assert b"hunter2" not in seen.stdout
@@ -268,7 +265,7 @@ def make_later(logs: Path) -> None:
 async def test_logs_of_what_fails_again_and_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_stage, "LOGS", 3)
     monkeypatch.setattr(run_stage, "LOG_BYTES", 10_000)
-    async with opened() as native:
+    async with open_native() as native:
         for number in range(6):
             stage = Stage("setup", (f"head -c {2000 * number} /dev/zero; exit 1",))
             with pytest.raises(StageError, match="all that it printed") as failed:

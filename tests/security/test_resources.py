@@ -16,12 +16,12 @@ import anyio
 import anyio.to_thread
 import pytest
 
-import dutyfree
 from dutyfree import Limits
 from dutyfree.contract import Exec, Sandbox, Substrate
 from dutyfree.engine.launcher.protocol import ExitFlag
 from dutyfree.engine.sandbox import tree_stream
 from dutyfree.engine.sandbox.observation import refusal
+from tests.opening import open_native
 
 LIMITS = Limits(memory=256 << 20, pids=64)
 
@@ -119,8 +119,7 @@ def test_all_sandboxes_leave_the_host_processes() -> None:
         pytest.skip("no control group for processes")
 
     async def look() -> list[str]:
-        native: Any
-        async with dutyfree.open("native") as native:
+        async with open_native() as native:
             return [group.read_text() for group in root.glob(f"dutyfree-{launcher_of(native)}-*/pids.max")]
 
     limits = anyio.run(look)

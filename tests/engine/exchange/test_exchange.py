@@ -29,6 +29,7 @@ from tests.engine import unprivileged
 from tests.engine.exchange.nodes import SLOWLY, THROUGH, Nodes, cut, pipe
 from tests.engine.images.composing import Image, busybox, layout, member, tar
 from tests.engine.layers.test_snapshots import CHANGES, DESCRIBE
+from tests.opening import open_native
 
 pytestmark = [pytest.mark.native, pytest.mark.root("layers hold files of many owners")]
 
@@ -123,9 +124,8 @@ async def test_who_has_the_image_gets_only_what_stands_on_it(nodes: Nodes) -> No
 
 
 async def test_a_snapshot_travels(nodes: Nodes) -> None:
-    native: Any
     image = await with_image(nodes)
-    async with dutyfree.open("native") as native, native.sandbox(staged(UPON_IMAGE, image)) as sandbox:
+    async with open_native() as native, native.sandbox(staged(UPON_IMAGE, image)) as sandbox:
         await sandbox.exec("rm noise; echo mine > mine; mv d moved")
         before = (await sandbox.exec(SEE)).stdout
         await sandbox.snapshot("goes-out")
@@ -143,7 +143,7 @@ async def test_a_snapshot_travels(nodes: Nodes) -> None:
     await anyio.to_thread.run_sync(Store().collect)  # the name protects it
     assert await said(Recipe("snapshot:goes-out"), SEE) == before
     assert await anyio.to_thread.run_sync(layers.remove, ["snapshot:goes-out"]) == ["snapshot:goes-out"]
-    async with dutyfree.open("native") as native, native.sandbox() as sandbox:
+    async with open_native() as native, native.sandbox() as sandbox:
         await sandbox.snapshot("goes-out")
     with pytest.raises(UsageError, match="another snapshot"):
         await brought(str(nodes.root / "snapshot.tar"))

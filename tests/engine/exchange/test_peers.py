@@ -38,6 +38,7 @@ from tests.awaiting import enter, together
 from tests.engine.counts import arrives
 from tests.engine.exchange.nodes import CLONE, INSTALL, RECIPE, SLOWLY, Nodes, cut, held, over, pipe, reserved
 from tests.engine.exchange.test_exchange import IMAGE, said, with_image
+from tests.opening import open_native
 
 pytestmark = [pytest.mark.native, pytest.mark.root("layers hold files of many owners")]
 
@@ -73,8 +74,7 @@ async def built_too(nodes: Nodes, recipe: Recipe, see: str) -> bytes:
 @asynccontextmanager
 async def opened(*peers: str, timing: PeerTiming = TIMING, **options: Any) -> AsyncIterator[Any]:
     """A node with peers."""
-    native: Any
-    async with dutyfree.open("native", peers=peers, **options) as native:
+    async with open_native(peers=peers, **options) as native:
         native.node.builder.peers.timing = timing
         yield native
 
@@ -228,7 +228,6 @@ async def test_secrets_stay_where_they_are(nodes: Nodes, monkeypatch: pytest.Mon
 async def test_the_pool_counts_what_was_fetched(nodes: Nodes) -> None:
     before = await built(nodes)
     source = str(nodes.here)
-    native: Any
     async with opened(source) as native:
         async with native.group(RECIPE, 4) as group:
             assert [await seen(sandbox) for sandbox in group] == [before] * 4
@@ -254,7 +253,6 @@ async def test_many_want_it_and_it_comes_once(nodes: Nodes) -> None:
             assert await seen(sandbox) == before
             kinds.append(sandbox.served.kind)
 
-    native: Any
     async with opened(str(nodes.here)) as native:
         await together(*(partial(ask, native) for _ in range(8)))
         assert native.peers[str(nodes.here)].asked == 1
@@ -274,7 +272,6 @@ async def test_different_ones_come_beside_each_other(nodes: Nodes) -> None:
             assert await seen(sandbox, "cat n") == b"%d\n" % number
             kinds.append(sandbox.served.kind)
 
-    native: Any
     async with opened(str(nodes.here)) as native, anyio.create_task_group() as group:
         for number in range(len(recipes)):
             group.start_soon(ask, native, number)
@@ -404,7 +401,6 @@ async def test_a_peer_that_is_gone_is_told_of_once(nodes: Nodes, caplog: pytest.
     timing = msgspec.structs.replace(TIMING, backoff=TIMING.backoff_max)  # longer than all of this takes
     gone = ["tcp://127.0.0.1:1", "exec:/no/such", "exec:false", str(nodes.root / "absent")]
     nodes.use(nodes.there)
-    native: Any
     with caplog.at_level(logging.WARNING):
         async with opened(*gone, timing=timing) as native:
             for stages in ((CLONE,), (CLONE, SETUP), (CLONE, INSTALL)):
@@ -511,7 +507,6 @@ async def test_one_that_is_killed_midway(nodes: Nodes) -> None:
 
 async def test_a_server_that_is_killed_is_asked_again_when_it_is_back(nodes: Nodes) -> None:
     before = await built(nodes)
-    native: Any
     with reserved() as port:
         source = f"tcp://127.0.0.1:{port}"
         at_once = msgspec.structs.replace(TIMING, backoff=0.0)
@@ -597,7 +592,6 @@ async def test_a_killed_node_leaves_nothing_but_what_can_be_taken_up(nodes: Node
 
 async def test_nobody_waits_for_a_fetch_that_is_no_longer_wanted(nodes: Nodes) -> None:
     await built(nodes)
-    native: Any
     sleep = f"sleep {1_000_000 + os.getpid()}"  # unique on this machine
     async with opened(f"exec:{sleep}") as native:
         with anyio.move_on_after(0.5):

@@ -14,17 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import dutyfree
 from dutyfree.contract import Limits, Recipe
 from dutyfree.contract.errors import UsageError
 from dutyfree.engine.host import census, sandbox_labels
 from dutyfree.engine.host.sandbox_labels import ROOM, LabelFile
+from tests.opening import open_native
 
 LABELS = {"task": "astropy-1", "run": "7 “ü” \x1b[31m"}
-
-
-def opened(**options: Any) -> Any:
-    return dutyfree.open("native", **options)
 
 
 async def shown(identity: str) -> Mapping[str, str] | None:
@@ -35,7 +31,7 @@ async def shown(identity: str) -> Mapping[str, str] | None:
 @pytest.mark.parametrize("pooled", [False, True])
 async def test_every_sandbox_is_shown_with_its_labels(pooled: bool) -> None:
     other = Limits(pids=77)  # the pool has no sandbox with these
-    async with opened() as native:
+    async with open_native() as native:
         if pooled:
             await native.prefetch([Recipe()], 1)
         async with (
@@ -64,7 +60,7 @@ async def test_every_sandbox_is_shown_with_its_labels(pooled: bool) -> None:
 
 
 async def test_a_lease_is_shown_with_its_labels() -> None:
-    async with opened() as native:
+    async with open_native() as native:
         pool = await native.pooled()
         lease = await pool.acquire(Recipe(), labels=LABELS)
         assert await shown(lease.sandbox.id) == LABELS
@@ -74,7 +70,7 @@ async def test_a_lease_is_shown_with_its_labels() -> None:
 
 
 async def test_ps_shows_them_and_they_do_not_speak_to_the_terminal() -> None:
-    async with opened() as native, native.sandbox(labels=LABELS) as sandbox:
+    async with open_native() as native, native.sandbox(labels=LABELS) as sandbox:
         ps = [sys.executable, "-m", "dutyfree", "ps"]
         told = json.loads((await anyio.run_process([*ps, "--json"])).stdout)
         assert [one["labels"] for one in told if one["id"] == sandbox.id] == [LABELS]
@@ -87,7 +83,7 @@ async def test_ps_shows_them_and_they_do_not_speak_to_the_terminal() -> None:
 
 @pytest.mark.parametrize("labels", [{"a": 1}, {1: "a"}, {"a": None}])
 async def test_what_are_no_labels_is_refused(labels: Any) -> None:
-    async with opened() as native:
+    async with open_native() as native:
         with pytest.raises(UsageError, match="labels are strings"):
             native.sandbox(labels=labels)
         with pytest.raises(UsageError, match="labels are strings"):

@@ -12,6 +12,7 @@ import dutyfree
 from dutyfree.contract import Recipe
 from dutyfree.engine.images import rootfs
 from dutyfree.engine.store.store import Store
+from tests.opening import open_native
 
 pytestmark = [
     pytest.mark.usefixtures("cache"),
@@ -46,14 +47,13 @@ async def test_one_overlay_shows_the_hosts_software_and_nothing_twice() -> None:
 
 
 async def test_marks_that_lead_there_are_followed_whatever_is_renamed() -> None:
-    native: Any
     change = """
     mv /usr/share /usr/moved; mv /usr/local /opt/local; mkdir /usr/local; echo 1 > /usr/local/new
     mv /usr/lib/python3 /workspace/libraries; rm -r /usr/games; mkdir /share; echo 2 > /share/own"""
     look = """ls -A /usr /usr/local /share; cd /usr/moved; find . -maxdepth 2 | sort | sha256sum
     cd /opt/local; find . -maxdepth 2 | sort | sha256sum
     cd /workspace/libraries; find . | sort | sha256sum"""
-    async with dutyfree.open("native") as native, native.sandbox() as sandbox:
+    async with open_native() as native, native.sandbox() as sandbox:
         await _said(sandbox, change)
         seen = await _said(sandbox, look)
         assert {"moved", "own", "new"} <= set(seen)
@@ -73,11 +73,10 @@ def _only_layer() -> list[str]:
 
 
 async def test_what_is_kept_on_the_disk_is_what_was_written() -> None:
-    native: Any
-    async with dutyfree.open("native") as native, native.sandbox() as sandbox:
+    async with open_native() as native, native.sandbox() as sandbox:
         await _said(sandbox, "echo 1 > /usr/local/bin/made; chmod 700 /usr/bin/tail; mkdir /usr/share/made")
         await sandbox.snapshot("little")
     assert await anyio.to_thread.run_sync(_only_layer) == ["usr/bin/tail", "usr/local/bin/made"]
-    async with dutyfree.open("native") as native, native.sandbox(Recipe("snapshot:little")) as sandbox:
+    async with open_native() as native, native.sandbox(Recipe("snapshot:little")) as sandbox:
         assert len(await _said(sandbox, "ls /usr/bin; ls /usr/local/bin")) > len(os.listdir("/usr/bin"))
         assert await _said(sandbox, "stat -c '%a' /usr/bin/tail") == ["700"]

@@ -20,6 +20,7 @@ from dutyfree.contract.errors import CreateError, ExecError, Unavailable
 from dutyfree.engine.launcher import disk_storage
 from tests.awaiting import enter, until_not
 from tests.engine import unprivileged
+from tests.opening import open_native
 from tests.processes import speaking_python
 
 pytestmark = [pytest.mark.native, pytest.mark.loop, pytest.mark.root("only root mounts images")]
@@ -53,8 +54,7 @@ async def out(sandbox: Any, command: str) -> str:
 
 
 async def test_bytes_and_inodes_are_bounded_for_each_sandbox_alone(cache: Path) -> None:
-    native: Any
-    async with dutyfree.open("native", storage="disk", limits={"disk": 32 * MIB}) as native:
+    async with open_native(storage="disk", limits={"disk": 32 * MIB}) as native:
         assert " (ext4 image on " in (await native.facts())["storage"]
         async with native.sandbox() as full, native.sandbox() as other:
             assert "No space left" in await out(full, "head -c 64M /dev/zero > large; stat -c %s large")
@@ -73,9 +73,8 @@ async def test_bytes_and_inodes_are_bounded_for_each_sandbox_alone(cache: Path) 
 
 
 async def test_more_than_the_memory_limit_can_be_written() -> None:
-    native: Any
     limits = Limits(disk=192 * MIB, memory=64 * MIB)
-    opened = dutyfree.open("native", storage="disk", ready=0, limits=limits)
+    opened = open_native(storage="disk", ready=0, limits=limits)
     async with opened as native, native.sandbox() as sandbox:
         done = await sandbox.exec("head -c 160M /dev/urandom > f; sha1sum < f; sync f; sha1sum < f")
         first, second = done.stdout.splitlines()
@@ -84,9 +83,8 @@ async def test_more_than_the_memory_limit_can_be_written() -> None:
 
 
 async def test_snapshots_forks_and_groups_are_on_disk_too(cache: Path) -> None:
-    native: Any
     recipe = Recipe(stages=(Stage("setup", commands=("mkdir d; echo 1 > d/below",)),))
-    async with dutyfree.open("native", storage="disk", limits=SMALL) as native:
+    async with open_native(storage="disk", limits=SMALL) as native:
         async with native.sandbox(recipe) as sandbox:
             await sandbox.exec("mv d e; head -c 3M /dev/urandom > large; echo 2 > /dev/shm/shared")
             before = await out(sandbox, "find . -type f | sort | xargs sha1sum")
@@ -112,14 +110,13 @@ async def test_snapshots_forks_and_groups_are_on_disk_too(cache: Path) -> None:
             assert await out(sandbox, "cat f* | wc -c") == "900000\n"
         async with native.group(recipe, 3) as group:
             assert [await out(one, "cat d/below") for one in group] == ["1\n"] * 3
-    async with dutyfree.open("native", storage="memory") as native, native.sandbox(named) as copy:
+    async with open_native(storage="memory") as native, native.sandbox(named) as copy:
         assert await out(copy, "find . -type f | sort | xargs sha1sum") == before
     await no_images_left(cache)
 
 
 async def test_verification_finds_what_is_left_on_disk_and_in_shared_memory() -> None:
-    native: Any
-    async with dutyfree.open("native", storage="disk", ready=0, limits=SMALL) as native:
+    async with open_native(storage="disk", ready=0, limits=SMALL) as native:
         for dirt in ("echo > /dev/shm/file", "echo > file", "rm /etc/hosts"):
             async with native.sandbox() as sandbox:
                 await sandbox.exec("true")
@@ -173,8 +170,7 @@ async def unmounter(native: Any) -> int:
 
 
 async def test_a_slow_unmount_blocks_nothing(cache: Path) -> None:
-    native: Any
-    async with dutyfree.open("native", storage="disk", ready=0, limits={"disk": 4 * MIB}) as native:
+    async with open_native(storage="disk", ready=0, limits={"disk": 4 * MIB}) as native:
         async with native.sandbox():
             pass
         helper = await unmounter(native)
@@ -202,7 +198,6 @@ def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
 
 
 async def test_a_full_disk_refuses_new_sandboxes_and_loses_no_write(small_disk: Path) -> None:
-    native: Any
 
     def fill() -> None:
         with (small_disk / "filling").open("wb") as file, contextlib.suppress(OSError):
@@ -215,7 +210,7 @@ async def test_a_full_disk_refuses_new_sandboxes_and_loses_no_write(small_disk: 
                 await stack.enter_async_context(native.sandbox())
 
     limits = Limits(disk=48 * MIB, memory=24 * MIB)
-    async with dutyfree.open("native", storage="disk", ready=0, limits=limits) as native:
+    async with open_native(storage="disk", ready=0, limits=limits) as native:
         async with native.sandbox() as sandbox:
             await anyio.to_thread.run_sync(fill)
             with pytest.raises(CreateError, match="reserves its disk limit of 50331648 bytes") as refused:
@@ -233,9 +228,8 @@ async def test_a_full_disk_refuses_new_sandboxes_and_loses_no_write(small_disk: 
 
 
 async def test_a_request_that_waits_for_space_survives_the_death_of_the_helper(small_disk: Path) -> None:
-    native: Any
     limits = Limits(disk=48 * MIB)
-    async with dutyfree.open("native", storage="disk", ready=0, limits=limits) as native:
+    async with open_native(storage="disk", ready=0, limits=limits) as native:
         async with native.sandbox():
             pass
         helper = await unmounter(native)

@@ -27,6 +27,7 @@ from dutyfree.engine.layers.run_stage import LOGS
 from dutyfree.engine.store.store import Store
 from tests.awaiting import enter, together, until
 from tests.engine import counts
+from tests.opening import open_native
 from tests.processes import speaking_python
 
 pytestmark = [pytest.mark.usefixtures("cache"), pytest.mark.root("stages lie on the disk with root only")]
@@ -36,12 +37,8 @@ def setup(*commands: str, **more: Any) -> Stage:
     return Stage("setup", commands=commands, **more)
 
 
-def opened(**options: Any) -> Any:
-    return dutyfree.open("native", **options)
-
-
 async def _said(recipe: Recipe, command: str) -> bytes:
-    async with opened() as native, native.sandbox(recipe) as sandbox:
+    async with open_native() as native, native.sandbox(recipe) as sandbox:
         return bytes((await sandbox.exec(command)).stdout)
 
 
@@ -66,10 +63,10 @@ async def test_what_the_disk_has_is_not_called_cold() -> None:
     recipe = Recipe(stages=(Stage("repository", ("touch a",)), setup("touch b")))
     told = []
     for _ in range(2):
-        async with opened() as native, native.sandbox(recipe) as sandbox:
+        async with open_native() as native, native.sandbox(recipe) as sandbox:
             told.append((sandbox.served.kind, sandbox.served.stage))
             assert sandbox.served.cold_seconds >= sandbox.served.seconds > 0
-    async with opened() as native, native.group(recipe, 2) as group:
+    async with open_native() as native, native.group(recipe, 2) as group:
         told += [(sandbox.served.kind, sandbox.served.stage) for sandbox in group]
     assert told == [("cold", "none"), ("layer", "setup"), ("layer", "setup"), ("forked", "setup")]
 
@@ -84,7 +81,7 @@ async def test_a_layer_on_the_disk_shows_what_the_stage_left() -> None:
     ls /usr/share/perl5 /usr/bin/env /usr/bin/head 2>&1
     stat -c %a /usr/bin/tail; sha256sum < /usr/bin/tail; sha256sum < /usr/bin/first; ls /dev/shm"""
     recipe = Recipe(stages=(change, setup("echo 2 >> d/f; rm d/link")))
-    async with opened() as native, native.sandbox(recipe) as sandbox:
+    async with open_native() as native, native.sandbox(recipe) as sandbox:
         in_memory = (await sandbox.exec(see)).stdout
     assert await _said(recipe, see) == in_memory
     assert b"only" in in_memory
@@ -93,7 +90,7 @@ async def test_a_layer_on_the_disk_shows_what_the_stage_left() -> None:
 
 async def test_memory_goes_when_the_disk_has_it() -> None:
     recipe = Recipe(stages=(setup("head -c 9000000 /dev/zero > a"), setup("head -c 9000000 /dev/zero > b")))
-    async with opened() as native:
+    async with open_native() as native:
         await native.prepare(recipe)
         await settled(native)
         assert native.node.layers.size == 0
@@ -146,7 +143,7 @@ async def test_a_maker_that_dies_leaves_nothing(cache: Path) -> None:
     await anyio.to_thread.run_sync(kill)
     assert await _layers() == []
     recipe = Recipe(stages=(setup("echo 1 > a; sleep 60"),))
-    async with opened() as native:
+    async with open_native() as native:
         with anyio.move_on_after(0.5):
             await native.prepare(recipe)
         assert list(await native.sandboxes()) == []
@@ -167,7 +164,7 @@ async def test_many_stages_may_fail_at_once() -> None:
             await native.prepare(Recipe(stages=(setup(f"sleep 1; exit 3 # {number}"),)))
         told.append(number)
 
-    async with opened() as native:
+    async with open_native() as native:
         with anyio.fail_after(100):
             await together(*(partial(one, native, number) for number in range(48)))
     assert len(told) == 48
@@ -202,7 +199,7 @@ async def wake_all() -> None:
 
 async def test_a_builder_that_dies_is_a_failed_creation() -> None:
     recipe = Recipe(stages=(setup("true"), setup("sleep 100")))
-    async with opened() as native:
+    async with open_native() as native:
         await native.prepare(Recipe(stages=recipe.stages[:1]))
         making = asyncio.create_task(native.prepare(recipe))
         os.kill(await busy(), signal.SIGKILL)
@@ -212,7 +209,7 @@ async def test_a_builder_that_dies_is_a_failed_creation() -> None:
 
 async def test_who_comes_while_a_stage_is_given_up_is_served() -> None:
     recipe = Recipe(stages=(setup("sleep 1000; echo 1 > a"),))
-    async with opened() as native:
+    async with open_native() as native:
         first = asyncio.create_task(native.prepare(recipe))
         await sleepers()
         first.cancel()
@@ -230,7 +227,7 @@ async def test_what_is_forgotten_meanwhile_is_still_stood_upon() -> None:
     """A pool evicts a prefix while a longer one is built on it."""
     first, second = setup("echo 1 > a"), setup("sleep 1000; cat a a > b")
     recipe, shorter = Recipe(stages=(first, second)), Recipe(stages=(first,))
-    async with opened() as native:
+    async with open_native() as native:
         await native.prepare(shorter)
         await settled(native)
         making = asyncio.create_task(native.prepare(recipe))
@@ -247,7 +244,7 @@ async def test_what_is_forgotten_meanwhile_is_still_stood_upon() -> None:
 async def test_who_asks_at_the_same_time_shares_what_the_disk_has() -> None:
     recipe = Recipe(stages=(setup("echo 1 > a"), setup("echo 2 > b")))
     await _said(recipe, "true")
-    async with opened() as native:
+    async with open_native() as native:
         await together(*(partial(native.prepare, recipe) for _ in range(16)))
         assert native.node.builder.leased == 2
 
@@ -283,7 +280,7 @@ async def later(cache: Path) -> None:
 
 async def test_the_last_used_stay_on_the_disk_and_those_in_use(cache: Path) -> None:
     recipes = [Recipe(stages=(large(str(number)),)) for number in range(6)]
-    async with opened(budget={"disk": 1_000_000}) as native:
+    async with open_native(budget={"disk": 1_000_000}) as native:
         names = [layer_key(recipe.key(1), await host()) for recipe in recipes]
         await native.prepare(recipes[0])
         await settled(native)
@@ -297,7 +294,7 @@ async def test_the_last_used_stay_on_the_disk_and_those_in_use(cache: Path) -> N
 
 
 async def test_what_lies_in_memory_alone_is_bounded_too() -> None:
-    async with opened(kept=1_000_000) as native:
+    async with open_native(kept=1_000_000) as native:
         async with native.sandbox() as sandbox:
             image = (await sandbox.snapshot()).image
         recipes = [Recipe(image, (large(str(number)),)) for number in range(6)]
@@ -318,7 +315,7 @@ async def test_a_chain_is_shortened_from_its_end(cache: Path) -> None:
         await later(cache)
     await _said(Recipe(stages=stages), "true")
     await anyio.to_thread.run_sync(Store().collect, 700_000)
-    async with opened() as native:
+    async with open_native() as native:
         wanted = [layer_key(Recipe(stages=stages).key(number), await host()) for number in (1, 2)]
         assert sorted(await _layers()) == sorted(wanted)
         await native.prepare(Recipe(stages=stages[:1]))
@@ -332,7 +329,7 @@ async def test_many_recipes_need_few_open_files() -> None:
     base = setup("echo 1 > a")
     recipes = [Recipe(stages=(base, setup(f"echo {number} > b"))) for number in range(60)]
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    async with opened() as native:
+    async with open_native() as native:
         most = max(map(int, os.listdir("/proc/self/fd"))) + 65
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
         try:
@@ -354,7 +351,7 @@ async def test_a_layer_that_the_disk_does_not_take_is_told_and_used(
     await anyio.run_process(["mkdir", str(cache)])
     await anyio.run_process(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(cache)])
     try:
-        async with opened() as native:
+        async with open_native() as native:
             recipe = Recipe(stages=(setup("head -c 3000000 /dev/zero > a"),))
             async with native.sandbox(recipe) as sandbox:
                 assert len(await sandbox.read("a")) == 3_000_000
@@ -373,7 +370,7 @@ async def test_what_one_run_left_is_never_put_upon_another(cache: Path) -> None:
     try:
         assert b"noise: OK" in await _said(both, "sha256sum -c sum")
         assert await _layers() == []
-        async with opened() as native:
+        async with open_native() as native:
             await native.prepare(Recipe(stages=(noise,)))
             await settled(native)
             await anyio.run_process(["mount", "-o", "remount,size=50m", str(cache)])
@@ -392,7 +389,7 @@ async def test_a_failing_stage_says_where_and_keeps_its_log(
     recipe = Recipe(
         stages=(setup("true"), setup("echo early", "echo $TOKEN; echo why >&2; exit 4", secrets=("TOKEN",)))
     )
-    async with opened() as native:
+    async with open_native() as native:
         for _ in range(2):  # failures are not cached
             with pytest.raises(CreateError, match=r"'setup'.*exit 4.*ended with 4: why") as failed:
                 await native.prepare(recipe)
@@ -410,11 +407,12 @@ async def test_a_failing_stage_says_where_and_keeps_its_log(
 async def test_what_came_before_a_stage_that_fails_is_there_the_next_time() -> None:
     """After a fix of the last stage, the others do not run again."""
     long = setup("date +%s%N > stamp; for i in $(seq 2000); do echo $i > file$i; done")
+    fails, works = (Recipe(stages=(long, setup(f"cat stamp; {last}"))) for last in ("false", "true"))
     with pytest.raises(StageError):
-        async with opened() as native, native.sandbox(Recipe(stages=(long, setup("cat stamp; false")))) as _:
-            pass
+        async with open_native() as native:
+            await enter(native.sandbox(fails))
     assert len(await _layers()) == 1
-    async with opened() as native, native.sandbox(Recipe(stages=(long, setup("cat stamp; true")))) as sandbox:
+    async with open_native() as native, native.sandbox(works) as sandbox:
         assert (sandbox.served.kind, sandbox.served.stage) == ("layer", "setup")
 
 
@@ -433,7 +431,7 @@ async def test_usual_mistakes_get_a_hint(stage: Stage, hint: str, tmp_path: Path
     await anyio.to_thread.run_sync(manages.write_text, "[externally-managed]\nError=no\n")
     beside = "$(python3 -c 'import sysconfig; print(sysconfig.get_path(\"stdlib\"))')"
     managed = setup(f"mv mark {beside}/EXTERNALLY-MANAGED", files={"mark": manages})
-    async with opened() as native:
+    async with open_native() as native:
         with pytest.raises(StageError) as told:
             await native.prepare(Recipe(stages=(managed, stage)))
     if "No module named pip" in told.value.message:
@@ -446,7 +444,8 @@ async def test_usual_mistakes_get_a_hint(stage: Stage, hint: str, tmp_path: Path
 async def test_a_stage_that_hangs_is_ended(pooled: bool) -> None:
     hangs = Recipe(stages=(setup("echo begun; echo careful >&2; sleep 1000"),))
     for seconds in (0.5, 5, 50):  # a slow machine needs longer until it has begun
-        async with opened(longest_stage=seconds, policy={"deepest_layer": 0} if pooled else {}) as native:
+        policy = {"deepest_layer": 0} if pooled else {}
+        async with open_native(longest_stage=seconds, policy=policy) as native:
             if pooled:
                 await native.pooled()
             with pytest.raises(StageError, match=f"was stopped after {seconds} s") as told:
@@ -470,7 +469,7 @@ async def test_files_that_change_meanwhile_make_no_layer(tmp_path: Path) -> None
     file = tmp_path / "file"
     recipe = Recipe(stages=(setup("sleep 1000; true"), setup("true", files={"file": file})))
     await anyio.to_thread.run_sync(file.write_text, "1")
-    async with opened() as native:
+    async with open_native() as native:
         making = asyncio.create_task(native.prepare(recipe))
         (sleeper,) = await sleepers()
         await anyio.to_thread.run_sync(file.write_text, "2")
@@ -503,7 +502,7 @@ async def test_stage_seconds_are_told_and_remembered() -> None:
     recipe = Recipe(stages=(setup("true"), setup("sleep 0.3")))
     told = []
     for _ in range(2):
-        async with opened() as native:
+        async with open_native() as native:
             await native.prepare(recipe)
             told.append([native.stage_seconds[recipe.key(length)] for length in (1, 2)])
     assert told[0] == told[1]

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import dutyfree
 from dutyfree.contract import Observation, Recipe, Stage
 from dutyfree.contract.errors import CreateError, Quarantined, StageError
 from dutyfree.contract.services import Service
@@ -21,6 +20,7 @@ from dutyfree.engine.pool.scheduler.values import Policy
 from dutyfree.substrates.scripted import Scripted
 from tests.engine import virtual
 from tests.engine.pool.scripted_source import ScriptedSource
+from tests.opening import open_native
 
 WORDS = st.sampled_from(["a", "b", "c"])
 SETS = st.dictionaries(WORDS, WORDS, max_size=2)
@@ -39,10 +39,6 @@ RECIPES = st.builds(
     env=SETS,
     path=st.lists(WORDS, max_size=1).map(tuple),
 )
-
-
-def opened(**options: Any) -> Any:
-    return dutyfree.open("native", **options)
 
 
 @given(RECIPES, RECIPES)
@@ -155,7 +151,7 @@ async def _text(native: Any, recipe: Recipe) -> bytes:
 async def test_files_that_change_are_seen_by_a_recipe_written_anew(
     cache: Path, tmp_path: Path, pooled: bool
 ) -> None:
-    async with opened() as native:
+    async with open_native() as native:
         if pooled:
             await native.pooled()
         former = await anyio.to_thread.run_sync(written, tmp_path, "1")
@@ -167,7 +163,7 @@ async def test_files_that_change_are_seen_by_a_recipe_written_anew(
 @root
 async def test_what_the_pool_makes_later_is_what_was_asked_for(cache: Path, tmp_path: Path) -> None:
     """Or nothing: the files of the key are gone by then."""
-    async with opened() as native:
+    async with open_native() as native:
         pool = await native.pooled()
         recipe = await anyio.to_thread.run_sync(written, tmp_path, "1")
         chain = await pool._chains.of(recipe)

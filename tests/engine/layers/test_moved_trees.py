@@ -20,11 +20,11 @@ import anyio
 import anyio.to_thread
 import pytest
 
-import dutyfree
 from dutyfree import layers
 from dutyfree.contract import Recipe, Stage
 from tests.engine import unprivileged
 from tests.engine.images.composing import Image, busybox, directory, hard, layout, link, member, tar
+from tests.opening import open_native
 from tests.processes import ran
 
 pytestmark = [pytest.mark.native, pytest.mark.usefixtures("cache")]
@@ -184,9 +184,8 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("command", EXAMPLES.values(), ids=EXAMPLES.keys())
 async def test_examples(command: str) -> None:
-    native: Any
     trees = Trees("host", "", 0, roots=":".join([*(f"{LIBRARY}/{name}" for name in CHANGED_THERE), "/srv"]))
-    async with dutyfree.open("native") as native, native.sandbox() as sandbox:
+    async with open_native() as native, native.sandbox() as sandbox:
         for generation in range(2):
             done = await sandbox.exec(f"set -e; cd {LIBRARY}; {command}; rm -rf /srv/kept; mkdir /srv/kept")
             assert done.ok or generation, done
@@ -201,8 +200,7 @@ async def test_examples(command: str) -> None:
 
 
 async def test_in_memory(trees: Trees) -> None:
-    native: Any
-    async with dutyfree.open("native") as native, native.sandbox(trees.recipe) as sandbox:
+    async with open_native() as native, native.sandbox(trees.recipe) as sandbox:
         for _ in range(GENERATIONS):
             await trees.walk(sandbox)
             how = trees.chance.choice(["take", "copy", "busy"])
@@ -221,9 +219,8 @@ async def test_in_memory(trees: Trees) -> None:
 
 @with_root
 async def test_by_name_and_elsewhere(trees: Trees, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    native: Any
     recipe = trees.recipe
-    async with dutyfree.open("native") as native:
+    async with open_native() as native:
         for generation in range(GENERATIONS):
             async with native.sandbox(recipe) as sandbox:
                 for _ in range(1 + generation % 3):  # several layers in memory are merged
@@ -240,21 +237,20 @@ async def test_by_name_and_elsewhere(trees: Trees, tmp_path: Path, monkeypatch: 
     await anyio.to_thread.run_sync(lambda: layers.export([name], archive))
     monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "elsewhere"))
     await anyio.to_thread.run_sync(lambda: layers.bring(archive, [name]))
-    async with dutyfree.open("native") as native, native.sandbox(recipe) as copy:
+    async with open_native() as native, native.sandbox(recipe) as copy:
         assert not after.lost(await trees.described(copy))
 
 
 @with_root
 async def test_in_stages(trees: Trees) -> None:
     """The layers of stages have the files that their last command saw."""
-    native: Any
     described = shlex.join(trees.describe)
     commands = [f"{shlex.join(trees.command())} > /tmp/moved-{number}" for number in range(4)]
     stages = [Stage("setup", (command,)) for command in commands[:-1]]
     stages.append(Stage("setup", (f"{commands[-1]} && {described} > /tmp/described",)))
     staged = Recipe(trees.recipe.image, tuple(stages))
     for _ in range(2):
-        async with dutyfree.open("native") as native, native.sandbox(staged) as sandbox:
+        async with open_native() as native, native.sandbox(staged) as sandbox:
             before = parsed(await sandbox.read("/tmp/described"))
             assert not before.lost(await trees.described(sandbox), links=False)
             trees.moved += sum([int(await sandbox.read(f"/tmp/moved-{number}")) for number in range(4)])
@@ -262,8 +258,7 @@ async def test_in_stages(trees: Trees) -> None:
 
 async def test_stages_upon_a_snapshot_in_memory(trees: Trees) -> None:
     """A builder uses the same overlay attributes as every other sandbox."""
-    native: Any
-    async with dutyfree.open("native") as native, native.sandbox(trees.recipe) as sandbox:
+    async with open_native() as native, native.sandbox(trees.recipe) as sandbox:
         for _ in range(3):
             await trees.walk(sandbox)
         await sandbox.exec(FILL)

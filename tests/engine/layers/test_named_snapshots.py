@@ -12,7 +12,6 @@ import anyio
 import anyio.to_thread
 import pytest
 
-import dutyfree
 from dutyfree import layers
 from dutyfree.contract import Recipe, Stage
 from dutyfree.contract.errors import CreateError, UsageError
@@ -20,6 +19,7 @@ from dutyfree.engine.layers.disk_bridge import MAX_CHAIN
 from dutyfree.engine.store.store import Store
 from tests.awaiting import enter, until
 from tests.engine.layers.test_snapshots import CHANGES, DESCRIBE, MANY, OVER_LAYERS, SEE_OVER_LAYERS
+from tests.opening import open_native
 from tests.processes import speaking_python
 
 pytestmark = [
@@ -39,7 +39,6 @@ async def _said(sandbox: Any, command: str) -> bytes:
 
 @pytest.mark.parametrize("how", ["few", "many", "busy"])
 async def test_it_outlives_the_process_with_every_file_as_it_was(how: str) -> None:
-    native: Any
     below = "echo below > below; mkdir -p old/deep; echo 1 > old/deep/f"
     recipe = Recipe(stages=(Stage("setup", commands=(below,)),))
     change = (
@@ -47,7 +46,7 @@ async def test_it_outlives_the_process_with_every_file_as_it_was(how: str) -> No
         + (MANY if how == "many" else "")
         + "\nmv old new; echo 2 > new/deep/g; chmod 600 below"
     )
-    async with dutyfree.open("native") as native, native.sandbox(recipe) as sandbox:
+    async with open_native() as native, native.sandbox(recipe) as sandbox:
         for command in (change, OVER_LAYERS):
             done = await sandbox.exec(command)
             assert done.ok, done
@@ -60,15 +59,14 @@ async def test_it_outlives_the_process_with_every_file_as_it_was(how: str) -> No
             assert before == (await _said(copy, DESCRIBE), await _said(copy, SEE_OVER_LAYERS))
         assert native.node.layers.size > 0  # the sandbox's own
         assert native.snapshots() == ()
-    async with dutyfree.open("native") as native, native.sandbox(taken) as copy:
+    async with open_native() as native, native.sandbox(taken) as copy:
         assert before == (await _said(copy, DESCRIBE), await _said(copy, SEE_OVER_LAYERS))
         assert b"new/deep/g" in before[0]
         assert native.node.layers.size == 0
 
 
 async def test_names_are_checked_before_anything_is_done() -> None:
-    native: Any
-    async with dutyfree.open("native") as native, native.sandbox() as sandbox:
+    async with open_native() as native, native.sandbox() as sandbox:
         await sandbox.snapshot("taken")
         for name in ("", "../up", "a/b", "#1", "x" * 200, "a b", "taken"):
             with pytest.raises(UsageError):
@@ -81,33 +79,31 @@ async def test_names_are_checked_before_anything_is_done() -> None:
 
 
 async def test_stages_upon_it_are_kept_too() -> None:
-    native: Any
-    async with dutyfree.open("native") as native, native.sandbox() as sandbox:
+    async with open_native() as native, native.sandbox() as sandbox:
         await sandbox.write("file", b"1")
         await sandbox.snapshot("base")
     recipe = Recipe("snapshot:base", (Stage("setup", commands=("cat file > copy; date +%N > stamp",)),))
     stamps = []
     for _ in range(2):
-        async with dutyfree.open("native") as native, native.sandbox(recipe) as sandbox:
+        async with open_native() as native, native.sandbox(recipe) as sandbox:
             assert await sandbox.read("copy") == b"1"
             stamps.append(await sandbox.read("stamp"))
     assert stamps[0] == stamps[1]
 
 
 async def test_collecting_spares_what_a_name_needs() -> None:
-    native: Any
     commands = ("echo 1 > a", "echo 2 > b")
     recipe = Recipe(stages=tuple(Stage("setup", commands=(command,)) for command in commands))
-    async with dutyfree.open("native") as native, native.sandbox(recipe) as sandbox:
+    async with open_native() as native, native.sandbox(recipe) as sandbox:
         await sandbox.write("c", b"3\n")
         await native.prepare(recipe)
-    async with dutyfree.open("native") as native, native.sandbox(recipe) as sandbox:
+    async with open_native() as native, native.sandbox(recipe) as sandbox:
         await sandbox.write("c", b"3\n")
         await sandbox.snapshot("whole")
     store = Store()
     await anyio.to_thread.run_sync(store.collect)
     assert len(await anyio.to_thread.run_sync(store.layers)) == 3
-    async with dutyfree.open("native") as native, native.sandbox(Recipe("snapshot:whole")) as sandbox:
+    async with open_native() as native, native.sandbox(Recipe("snapshot:whole")) as sandbox:
         assert await _said(sandbox, "cat a b c") == b"1\n2\n3\n"
     await anyio.to_thread.run_sync(store.snapshots.remove, "whole")
     await anyio.to_thread.run_sync(store.collect)
@@ -116,8 +112,7 @@ async def test_collecting_spares_what_a_name_needs() -> None:
 
 async def test_a_cancelled_taker_leaves_nothing() -> None:
     """The name is free again, and no layer without a name is left."""
-    named, opened = 0, dutyfree.open("native")
-    native: Any
+    named, opened = 0, open_native()
     async with opened as native, native.sandbox() as sandbox:
         await sandbox.exec("head -c 3000000 /dev/urandom > large")
         for number in range(30):
@@ -174,8 +169,7 @@ async def test_a_killed_taker_leaves_nothing(cache: Path) -> None:
 @pytest.mark.parametrize("named", [False, True])
 async def test_a_chain_of_sixty_stays_short_and_as_fast(named: bool) -> None:
     """Each is taken in a sandbox of the one before. Lookups reach the lowest layer, or find nothing."""
-    native: Any
-    async with dutyfree.open("native") as native:
+    async with open_native() as native:
         recipe = Recipe()
         depths = []
         for turn in range(60):

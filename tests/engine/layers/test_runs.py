@@ -17,7 +17,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import dutyfree
 from dutyfree import layers
 from dutyfree.contract import Recipe, Stage
 from dutyfree.contract.errors import CreateError
@@ -27,12 +26,9 @@ from dutyfree.engine.store import provenance
 from dutyfree.engine.store.layer_lease import LayerInfo
 from dutyfree.engine.store.store import Store
 from tests.awaiting import enter
+from tests.opening import open_native
 
 pytestmark = [pytest.mark.usefixtures("cache"), pytest.mark.root("stages lie on the disk with root only")]
-
-
-def opened(**options: Any) -> Any:
-    return dutyfree.open("native", **options)
 
 
 def staged(number: int, branch: str = "") -> Stage:
@@ -64,7 +60,7 @@ async def runs(native: Any, wanted: Recipe) -> list[bytes]:
 
 async def seen(wanted: Recipe) -> list[bytes]:
     """As another process sees it."""
-    async with opened() as native:
+    async with open_native() as native:
         return await runs(native, wanted)
 
 
@@ -132,16 +128,16 @@ async def test_a_loose_layer_is_not_removed_while_it_is_used() -> None:
 
 async def test_a_snapshot_upon_a_lost_layer_is_told_and_can_be_removed() -> None:
     await seen(recipe(1))
-    async with opened() as native, native.sandbox(recipe(1)) as sandbox:
+    async with open_native() as native, native.sandbox(recipe(1)) as sandbox:
         await sandbox.snapshot("kept")
     upon = Recipe("snapshot:kept", stages=(Stage("setup", ("touch more",)),))
-    async with opened() as native, native.sandbox(upon) as sandbox:
+    async with open_native() as native, native.sandbox(upon) as sandbox:
         assert await sandbox.read("s1")
     await anyio.to_thread.run_sync(removed, key_of(recipe(1)))
     for again in (False, True):
         if again:
             await seen(recipe(1))
-        async with opened() as native:
+        async with open_native() as native:
             with pytest.raises(CreateError, match=r"not whole: .*(gone|built again)"):
                 await enter(native.sandbox(upon))
     assert "snapshot:kept" in [kept.name for kept in await anyio.to_thread.run_sync(layers.ls)]
@@ -184,7 +180,7 @@ async def test_an_import_replaces_what_fits_nothing(tmp_path: Path, monkeypatch:
 
 async def test_what_stands_on_memory_alone_stays_there_too(cache: Path) -> None:
     """It would fit no layer on disk, and another process may write another build there."""
-    async with on_small_disk(cache) as disk, opened() as native:
+    async with on_small_disk(cache) as disk, open_native() as native:
         await anyio.to_thread.run_sync(disk.fill)
         ours = await runs(native, recipe(1))
         await native.node.builder.wait_until_idle()
@@ -198,7 +194,7 @@ async def test_what_stands_on_memory_alone_stays_there_too(cache: Path) -> None:
 
 async def test_copies_for_a_group_are_of_the_run_of_their_first(cache: Path) -> None:
     """Also if its layers are in memory only, and were evicted since."""
-    async with on_small_disk(cache) as disk, opened() as native:
+    async with on_small_disk(cache) as disk, open_native() as native:
         await anyio.to_thread.run_sync(disk.fill)
         await native.prefetch([recipe(1)], 1)
         await native.pool.until_idle(recipe(1), 1)
@@ -217,7 +213,7 @@ async def test_what_a_killed_process_left_unsettled_is_settled_by_who_uses_it() 
     former = await seen(recipe(1))
     path = Store().path(key_of(recipe(1)))
     await anyio.to_thread.run_sync((path / "settled").unlink)
-    async with opened() as native:
+    async with open_native() as native:
         assert await runs(native, recipe(1)) == former
         await anyio.to_thread.run_sync(native.node.builder.store.wait_for_sync)
     assert await anyio.to_thread.run_sync((path / "settled").exists)
@@ -227,7 +223,7 @@ async def test_a_snapshot_is_whole_after_a_crash() -> None:
     """All layers below it are synced, even if their builder ended before that."""
     await seen(recipe(1))
     below = Store().path(key_of(recipe(1)))
-    async with opened() as native, native.sandbox(recipe(1)) as sandbox:
+    async with open_native() as native, native.sandbox(recipe(1)) as sandbox:
         await anyio.to_thread.run_sync(native.node.builder.store.wait_for_sync)
         await anyio.to_thread.run_sync((below / "settled").unlink)
         await sandbox.snapshot("kept")
@@ -306,7 +302,7 @@ class World:
 
     async def reopen(self, who: int) -> None:
         await self._stacks[who].aclose()
-        self._natives[who] = await self._stacks[who].enter_async_context(opened())
+        self._natives[who] = await self._stacks[who].enter_async_context(open_native())
 
     async def forget(self, who: int, depth: int, branch: str) -> None:
         self._natives[who].node.builder.prefixes.forget(recipe(depth, branch).keys()[-1])

@@ -21,6 +21,7 @@ from dutyfree.contract.errors import ActionError, CreateError, DispatchError, Ex
 from dutyfree.engine.layers.memory_layers import merge_count
 from tests.awaiting import enter, together
 from tests.engine import counts
+from tests.opening import open_native
 
 pytestmark = pytest.mark.native
 
@@ -204,8 +205,7 @@ async def test_nothing_may_be_kept() -> None:
 
 
 async def test_one_that_is_larger_than_all_that_may_be_kept_is_its_own_fault() -> None:
-    native: Any
-    async with dutyfree.open("native", kept=1_000_000) as native, native.sandbox() as sandbox:
+    async with open_native(kept=1_000_000) as native, native.sandbox() as sandbox:
         await sandbox.exec("head -c 6000000 /dev/zero > large")
         with pytest.raises(ActionError, match="1000000 can be kept") as refused:
             await sandbox.snapshot()
@@ -214,8 +214,7 @@ async def test_one_that_is_larger_than_all_that_may_be_kept_is_its_own_fault() -
 
 
 async def test_what_is_kept_is_bounded() -> None:
-    native: Any
-    async with dutyfree.open("native", kept=10_000_000) as native, native.sandbox() as sandbox:
+    async with open_native(kept=10_000_000) as native, native.sandbox() as sandbox:
         await sandbox.exec("head -c 6000000 /dev/zero > large")
         await sandbox.snapshot()
         await sandbox.exec("head -c 6000000 /dev/zero > more")

@@ -12,28 +12,23 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import anyio.to_thread
 import msgspec
 import pytest
 
-import dutyfree
 from dutyfree import layers
 from dutyfree.contract import Recipe, Stage
 from dutyfree.engine.store.layer_lease import LayerInfo
 from dutyfree.engine.store.records import ImageSettings, NamedSnapshot, StoredImage
 from dutyfree.engine.store.store import Store
+from tests.opening import open_native
 from tests.processes import ran
 
 pytestmark = [pytest.mark.root("only root can mount a file system")]
 
 FILES = {f"d{number % 7}/{number}": str(number) * 300 for number in range(400)}
 KEY = "stage:" + "0" * 64
-
-
-def opened(**options: Any) -> Any:
-    return dutyfree.open("native", **options)
 
 
 class Machine:
@@ -142,10 +137,10 @@ async def test_stages_of_a_closed_substrate_stay(
     machine: Machine, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = _recipe()
-    async with opened() as native, native.sandbox(recipe) as sandbox:
+    async with open_native() as native, native.sandbox(recipe) as sandbox:
         former = await sandbox.read("copy")
     monkeypatch.setenv("DUTYFREE_CACHE", str(await anyio.to_thread.run_sync(machine.cut)))
-    async with opened() as native, native.sandbox(recipe) as sandbox:
+    async with open_native() as native, native.sandbox(recipe) as sandbox:
         assert (sandbox.served.kind, await sandbox.read("copy")) == ("layer", former)
 
 
@@ -153,16 +148,16 @@ async def test_a_snapshot_that_was_taken_stays_with_all_that_it_stands_on(
     machine: Machine, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = _recipe()
-    async with opened() as native:
+    async with open_native() as native:
         await native.prepare(recipe)
-    async with opened() as native, native.sandbox(recipe) as sandbox:
+    async with open_native() as native, native.sandbox(recipe) as sandbox:
         former = await sandbox.read("copy")
         await sandbox.write("own", b"1" * 100_000)
         await sandbox.snapshot("kept")
         after = await anyio.to_thread.run_sync(machine.cut)
     monkeypatch.setenv("DUTYFREE_CACHE", str(after))
     assert [kept.below for kept in await anyio.to_thread.run_sync(layers.ls)] == [0, 1, 2]
-    async with opened() as native, native.sandbox(Recipe("snapshot:kept")) as sandbox:
+    async with open_native() as native, native.sandbox(Recipe("snapshot:kept")) as sandbox:
         assert (await sandbox.read("copy"), await sandbox.read("own")) == (former, b"1" * 100_000)
 
 
@@ -172,14 +167,14 @@ async def test_what_was_lost_is_not_mixed_with_what_was_not(
 ) -> None:
     """The sync marker of one of two stages had not reached the disk."""
     recipe = _recipe()
-    async with opened() as native, native.sandbox(recipe) as sandbox:
+    async with open_native() as native, native.sandbox(recipe) as sandbox:
         former = await sandbox.read("copy")
     after = await anyio.to_thread.run_sync(machine.cut)
     monkeypatch.setenv("DUTYFREE_CACHE", str(after))
     listed = await anyio.to_thread.run_sync(layers.ls)
     lost = Store().path(listed[2 - settled].key)
     await anyio.to_thread.run_sync(partial((lost / "settled").unlink))
-    async with opened() as native, native.sandbox(recipe) as sandbox:
+    async with open_native() as native, native.sandbox(recipe) as sandbox:
         stamp, copy = await sandbox.read("stamp"), await sandbox.read("copy")
     assert copy.startswith(stamp)
     assert copy != former
