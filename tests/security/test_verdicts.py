@@ -27,6 +27,7 @@ from dutyfree.engine.sandbox.channel import SetupError
 from dutyfree.engine.sandbox.snapshot import unusable
 from dutyfree.substrates.docker import images
 from dutyfree.substrates.docker import sandbox as container
+from dutyfree.substrates.docker.engine import Engine
 from dutyfree.substrates.native import Native, NativeConfig
 from tests.attacks import FORK_BOMB
 from tests.awaiting import appeared, enter
@@ -539,10 +540,10 @@ async def test_a_file_in_a_container_that_has_no_end(docker: Any, monkeypatch: p
         assert refused.value.kind == "too_large"
 
 
-async def test_a_container_that_is_ended_from_outside(docker: Any) -> None:
+async def test_a_container_that_is_ended_from_outside(docker: Any, engine: Engine) -> None:
     """Killed by an operator: not the agent's fault. A container that the agent ends is its fault."""
     async with docker.sandbox() as sandbox:
-        await sandbox._engine.request("POST", f"/containers/{sandbox._container}/kill")
+        await engine.request("POST", f"/containers/{sandbox.id}/kill")
         with pytest.raises(errors.SandboxClosed) as closed:
             await sandbox.exec("true")
         assert errors.verdict(closed.value) == "infrastructure"
@@ -556,13 +557,12 @@ async def test_a_container_that_is_ended_from_outside(docker: Any) -> None:
 
 
 @pytest.mark.alone  # it makes the engine forget the containers of other tests
-async def test_a_container_whose_end_the_engine_has_forgotten(docker: Any) -> None:
+async def test_a_container_whose_end_the_engine_has_forgotten(docker: Any, engine: Engine) -> None:
     """The engine keeps a few hundred events. Without the event, the agent is not blamed."""
     async with docker.sandbox() as sandbox, docker.sandbox() as busy:
-        engine = sandbox._engine
-        await engine.request("POST", f"/containers/{sandbox._container}/kill")
+        await engine.request("POST", f"/containers/{sandbox.id}/kill")
         for _ in range(300):
-            await engine.request("POST", f"/containers/{busy._container}/kill", query={"signal": "CONT"})
+            await engine.request("POST", f"/containers/{busy.id}/kill", query={"signal": "CONT"})
         with pytest.raises(errors.SandboxClosed, match="does not know why") as closed:
             await sandbox.exec("true")
         assert errors.verdict(closed.value) == "infrastructure"
