@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -191,12 +191,7 @@ def check(plan: Plan, where: str = "the plan") -> Plan:
     for label in plan.substrates:
         _check_substrate(plan, label, where)
     for key, labels in (("optional", plan.optional), ("options", plan.options)):
-        for label in labels:
-            if label not in plan.substrates:
-                raise PlanError(
-                    f"{where}: {key} names {label!r}, which is not among the substrates",
-                    remedy=validation.suggestion(label, plan.substrates) or f"add {label!r} to substrates",
-                )
+        _check_named(f"{where}: {key}", labels, plan.substrates, "substrates")
     _check_workloads(plan, where)
     if plan.remote is not None and any(project_of(name) == "networkx" for name in plan.workloads):
         raise PlanError(
@@ -241,14 +236,9 @@ def _check_workloads(plan: Plan, where: str) -> None:
             _check_workload(workload, where)
         if trials < 1:
             raise PlanError(f"{where}: [workloads] {workload} needs at least one trial, not {trials}")
-    for key, listed in (("recorded", plan.recorded), ("held_out", plan.held_out)):
-        for workload in listed:
-            if workload not in plan.workloads:
-                raise PlanError(
-                    f"{where}: {key} names {workload!r}, which is not among the workloads",
-                    remedy=validation.suggestion(workload, plan.workloads)
-                    or f"add {workload} to [workloads]",
-                )
+    keys = {"recorded": plan.recorded, "held_out": plan.held_out, "[parallel]": plan.parallel}
+    for key, listed in keys.items():
+        _check_named(f"{where}: {key}", listed, plan.workloads, "workloads")
     for workload, file in plan.recorded.items():
         if is_name(workload):
             raise PlanError(
@@ -261,13 +251,18 @@ def _check_workloads(plan: Plan, where: str) -> None:
                 remedy="name a file relative to the plan",
             )
     for workload, levels in plan.parallel.items():
-        if workload not in plan.workloads:
-            raise PlanError(
-                f"{where}: [parallel] names {workload!r}, which is not among the workloads",
-                remedy=validation.suggestion(workload, plan.workloads) or f"add {workload} to [workloads]",
-            )
         if any(level < 2 for level in levels) or len(set(levels)) != len(levels):
             raise PlanError(f"{where}: [parallel] {workload} must have different numbers > 1")
+
+
+def _check_named(place: str, names: Iterable[str], known: Collection[str], what: str) -> None:
+    for name in names:
+        if name not in known:
+            added = f"add {name!r} to substrates" if what == "substrates" else f"add {name} to [{what}]"
+            raise PlanError(
+                f"{place} names {name!r}, which is not among the {what}",
+                remedy=validation.suggestion(name, known) or added,
+            )
 
 
 def _check_workload(workload: str, where: str) -> None:

@@ -52,6 +52,8 @@ SPOOL = 8 << 20
 class DockerSandbox(FilesByCommands):
     """One running container."""
 
+    workdir = WORKDIR
+
     def __init__(
         self,
         engine: Engine,
@@ -62,9 +64,10 @@ class DockerSandbox(FilesByCommands):
     ) -> None:
         self._engine = engine
         self._container = container
+        self.id = container[:12]
         self._limits = limits
         self._variables = variables
-        self._spans = spans
+        self.spans = spans
         self._closed = False
         self._running = 0
         self._gone: SandboxGone | None = None
@@ -72,18 +75,6 @@ class DockerSandbox(FilesByCommands):
 
     def __repr__(self) -> str:
         return f"<DockerSandbox {self.id}{' closed' if self._closed else ''}>"
-
-    @property
-    def id(self) -> str:
-        return self._container[:12]
-
-    @property
-    def workdir(self) -> str:
-        return WORKDIR
-
-    @property
-    def spans(self) -> tuple[Span, ...]:
-        return self._spans
 
     def close(self) -> None:
         """From now on every method raises SandboxClosed."""
