@@ -104,6 +104,7 @@ Reply = Opened | Prepared | Ended | Closed | Logged | Failed
 # --- The connection ---------------------------------------------------------------------------------------
 
 _LENGTH = struct.Struct("!Q")
+_MESSAGE_MAX = 1 << 30
 
 Received = TypeVar("Received")
 
@@ -138,11 +139,13 @@ class Connection(Generic[Received]):
         await self._writer.drain()
 
     async def receive(self) -> Received | None:
-        """The next message; None if the other end is closed."""
+        """The next message; None if the other end is closed, or sends what is no message."""
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            if length > _MESSAGE_MAX:
+                return None
             return self._decoder.decode(await self._reader.readexactly(length))
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
             return None
 
     async def close(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -48,7 +49,11 @@ SETTLE_SECONDS = 60.0
 """How long the study waits for the background work of a substrate."""
 
 
-def main(descriptor: int, event_loop: str) -> None:
+ORPHAN_SECONDS = 150
+"""How long the clean-up may take after the study has gone; longer than a living study waits for it."""
+
+
+def main(descriptor: int, event_loop: str, orphan_seconds: int = ORPHAN_SECONDS) -> None:
     """Serve the study at the other end of a socket until it has no more requests."""
     os.set_inheritable(descriptor, False)
     factory = None
@@ -57,16 +62,19 @@ def main(descriptor: int, event_loop: str) -> None:
 
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(_serve(socket.socket(fileno=descriptor)))
+        runner.run(_serve(socket.socket(fileno=descriptor), orphan_seconds))
 
 
-async def _serve(end: socket.socket) -> None:
+async def _serve(end: socket.socket, orphan_seconds: int) -> None:
     connection: Connection[Request] = await Connection.on(end, Request)
     given, requests = anyio.create_memory_object_stream[Request](1)
 
     async def read() -> None:
         while (request := await connection.receive()) is not None:
             await given.send(request)
+        # A killed study cannot end a worker whose substrate hangs, so the kernel does.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(orphan_seconds)
         group.cancel_scope.cancel()
 
     async with anyio.create_task_group() as group, requests, given:
