@@ -44,6 +44,9 @@ FEATURES += ",extra_isize,uninit_bg,has_journal"
 reuse the inodes of removed files for some time, and the search for others makes each new file slow."""
 EXTENDED = "lazy_itable_init=1,nodiscard,packed_meta_blocks=1,root_owner=0:0"
 
+LEAST_DISK = 4 << 20
+"""In a smaller image there is no room for a journal."""
+
 LEAST_MERGE = 64 << 20
 
 FORMATTER = "mke2fs"
@@ -96,6 +99,11 @@ class DiskStorage:
 
     async def provide(self, limit: int) -> None:
         """Make sure that the launcher can make images of this disk limit. Raises CreateError."""
+        if limit < LEAST_DISK:
+            raise CreateError(
+                f'with storage="disk" the disk limit must be at least {LEAST_DISK} bytes, not {limit}',
+                remedy='allow more with Limits(disk=…), or use storage="memory"',
+            )
         task = self._templates.get(limit)
         if task is None:
             task = self._templates[limit] = asyncio.create_task(self._add_template(limit))

@@ -54,8 +54,9 @@ class NamedSnapshots:
             )
         if self.store is None:
             raise UsageError(
-                "without root there are no named snapshots, because they are stored on disk",
-                remedy="run as root, or take a snapshot without a name: it exists until the substrate closes",
+                "without root or full isolation there are no named snapshots: they are stored on disk",
+                remedy="run as root with full isolation, or take a snapshot without a name:"
+                " it exists until the substrate closes",
             )
         known = await anyio.to_thread.run_sync(self.store.snapshots.all)
         if name in self._states or name in {snapshot.name for snapshot in known}:
