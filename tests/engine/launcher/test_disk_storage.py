@@ -286,3 +286,9 @@ def test_without_root_it_is_unavailable() -> None:
         assert "needs root" in unprivileged.run("-c", program)
     finally:
         unprivileged.remove()
+
+
+async def test_a_limit_without_room_for_a_journal_is_refused() -> None:
+    async with dutyfree.open("native", storage="disk", ready=0, limits={"disk": 4 * MIB}) as native:
+        with pytest.raises(CreateError, match="at least 4194304 bytes, not 1048576"):
+            await native.sandbox(limits=Limits(disk=MIB)).__aenter__()
