@@ -48,19 +48,74 @@ def listen(addresses: list[str]) -> list[socket.socket]:
     raise AssertionError
 
 
-def _start(connection: socket.socket, command: list[str]) -> None:
+def _start(connection: socket.socket, command: list[str]) -> int:
+    """Start the program on a connection. Returns its pid."""
     ends = [(os.POSIX_SPAWN_DUP2, connection.fileno(), number) for number in (0, 1)]
-    os.posix_spawn(command[0], command, os.environ, file_actions=ends, setsigdef=[signal.SIGCHLD])
+    return os.posix_spawn(command[0], command, os.environ, file_actions=ends)
 
 
-def _serve(listener: socket.socket, command: list[str]) -> None:
-    """Accept one connection. An error does not affect the next ones."""
-    try:
-        with listener.accept()[0] as connection:
-            _start(connection, command)
-    except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN):
-            time.sleep(PAUSE_SECONDS)
+class Server:
+    """Listeners, and the connections whose programs run.
+
+    git sends many small packets, and each waits until the one before is acknowledged (Nagle's algorithm). The
+    kernel delays that acknowledgement by 40 ms, and only on some substrates, so a clone would measure the
+    timers of TCP. So this process watches the connections besides the programs, and acknowledges at once.
+    """
+
+    def __init__(self, sockets: list[socket.socket], command: list[str]) -> None:
+        self._command = command
+        self._events = select.epoll()
+        self._events.register(0)
+        self._listeners = {listener.fileno(): listener for listener in sockets}
+        self._connections: dict[int, socket.socket] = {}
+        self._programs: dict[int, tuple[int, int]] = {}
+        """By the descriptor of a program (pidfd): its pid and its connection."""
+        for number in self._listeners:
+            self._events.register(number, select.EPOLLIN)
+
+    def run(self) -> None:
+        """Serve until standard input is closed."""
+        while True:
+            for ready, _ in self._events.poll():
+                if ready == 0:
+                    os.killpg(0, signal.SIGKILL)
+                elif ready in self._listeners:
+                    self._accept(self._listeners[ready])
+                elif ready in self._connections:
+                    self._connections[ready].setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+                elif ready in self._programs:
+                    self._ended(ready)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Accept one connection. An error does not affect the next ones."""
+        try:
+            connection = listener.accept()[0]
+        except OSError as error:
+            _pause(error)
+            return
+        try:
+            pid = _start(connection, self._command)
+            program = os.pidfd_open(pid)
+        except OSError as error:
+            connection.close()
+            _pause(error)
+            return
+        self._connections[connection.fileno()] = connection
+        self._programs[program] = (pid, connection.fileno())
+        self._events.register(connection.fileno(), select.EPOLLIN | select.EPOLLET)
+        self._events.register(program, select.EPOLLIN)
+
+    def _ended(self, program: int) -> None:
+        """Close the connection of a program that has ended."""
+        pid, connection = self._programs.pop(program)
+        os.waitpid(pid, 0)
+        os.close(program)
+        self._connections.pop(connection).close()
+
+
+def _pause(error: OSError) -> None:
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN):
+        time.sleep(PAUSE_SECONDS)
 
 
 def _main() -> None:
@@ -70,15 +125,9 @@ def _main() -> None:
     except OSError as error:
         print(json.dumps({"error": error.strerror}), flush=True)  # noqa: T201 (read by the owner)
         return
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
+    server = Server(sockets, arguments["command"])
     print(json.dumps({"port": sockets[0].getsockname()[1]}), flush=True)  # noqa: T201 (read by the owner)
-    waiting: list[socket.socket | int] = [0, *sockets]
-    while True:
-        for ready in select.select(waiting, [], [])[0]:
-            if not isinstance(ready, socket.socket):
-                os.killpg(0, signal.SIGKILL)
-            else:
-                _serve(ready, arguments["command"])
+    server.run()
 
 
 if __name__ == "__main__":

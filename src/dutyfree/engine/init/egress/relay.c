@@ -219,6 +219,16 @@ static ssize_t read_urgent(struct pending *pending, int source)
 	return count;
 }
 
+/* Acknowledge what was read at once. The kernel delays the acknowledgement by 40 ms where it expects an answer to send it
+ * with. A sender that waits for it before it sends its next small packet (Nagle's algorithm) would wait that long. The
+ * option does not last, so it is set again after each read. */
+static void acknowledge(int source)
+{
+	const int yes = 1;
+
+	setsockopt(source, IPPROTO_TCP, TCP_QUICKACK, &yes, sizeof yes);
+}
+
 /* Forward from one side to the other until one of them blocks. `readable`: epoll reported data. */
 static enum progress forward(struct connection *connection, int from, bool readable)
 {
@@ -237,8 +247,12 @@ static enum progress forward(struct connection *connection, int from, bool reada
 				continue;
 			}
 		}
-		if (left < 0)
-			return errno == EAGAIN || errno == EINTR ? SOURCE_EMPTY : BROKEN;
+		if (left < 0) {
+			bool broken = errno != EAGAIN && errno != EINTR;
+			if (!broken && forwarded > 0)
+				acknowledge(source);
+			return broken ? BROKEN : SOURCE_EMPTY;
+		}
 		if (left == 0) {
 			connection->ended[from] = true;
 			shutdown(sink, SHUT_WR);
