@@ -43,7 +43,18 @@ STREAM = """class Stream(Protocol):
 """
 BLOCKING = {"AbstractAsyncContextManager": "AbstractContextManager", "AsyncIterator": "Iterator"}
 DATA = (msgspec.Struct, BaseException, Enum, bytes, str, int, float, dict, tuple, os.PathLike)
-PUBLIC = ("Native", "Init", "Docker", "Bare", "Scripted", "Pool", "Lease", "Ledger")
+PUBLIC = (
+    "Native",
+    "Init",
+    "Docker",
+    "Hosted",
+    "NetworkedHosted",
+    "Bare",
+    "Scripted",
+    "Pool",
+    "Lease",
+    "Ledger",
+)
 """How the names of public classes outside of the contract begin."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import anyio
@@ -18,6 +19,7 @@ import dutyfree
 from dutyfree.conformance import CHECKS, Check, judge
 from dutyfree.contract import Substrate
 from tests.processes import speaking
+from tests.serving import certificates, serving
 
 ROOT = pytest.mark.root("neither reduced isolation nor storage on disk without root")
 
@@ -33,17 +35,41 @@ SUBSTRATES = [
     ),
     pytest.param("native-cold", marks=pytest.mark.native),
     pytest.param("native-warm", marks=pytest.mark.native),
+    pytest.param("hosted", marks=pytest.mark.native),
+    pytest.param("hosted unix", marks=[pytest.mark.native, pytest.mark.slow], id="hosted-unix"),
+    pytest.param("hosted tls", marks=[pytest.mark.native, pytest.mark.slow], id="hosted-tls"),
     pytest.param("docker", marks=pytest.mark.docker),
     pytest.param("docker actions=init", marks=[pytest.mark.docker, pytest.mark.slow], id="docker-init"),
 ]
 
 
 @pytest.fixture(scope="module", params=SUBSTRATES)
-async def substrate(request: pytest.FixtureRequest) -> AsyncIterator[Substrate]:
-    name, *options = request.param.split()
-    async with dutyfree.open(name, **dict(option.split("=") for option in options)) as opened:
-        await opened.prepare()  # an image may have to be made, which is no part of any check
-        yield opened
+async def substrate(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Substrate]:
+    name, *words = request.param.split()
+    with contextlib.ExitStack() as stack:
+        if name == "hosted":
+            state = tmp_path_factory.mktemp("server")
+            options = stack.enter_context(reached_by(words[0] if words else "tcp", state))
+        else:
+            options = dict(word.split("=") for word in words)
+        async with dutyfree.open(name, **options) as opened:
+            await opened.prepare()  # an image may have to be made, which is no part of any check
+            yield opened
+
+
+@contextlib.contextmanager
+def reached_by(transport: str, state: Path) -> Iterator[dict[str, str]]:
+    """The options of ``hosted`` for a server that is reached over TCP, TLS or a Unix socket."""
+    if transport == "tls":
+        root, chain, key = certificates(state)
+        with serving(state, "--certificate", str(chain), "--key", str(key)) as url:
+            yield {"url": url, "certificates": str(root)}
+        return
+    listen = f"unix:{state}/socket" if transport == "unix" else "127.0.0.1:0"
+    with serving(state, listen=listen) as url:
+        yield {"url": url}
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=str)

@@ -20,6 +20,7 @@ from dutyfree.contract.errors import OptionError, Unavailable
 if TYPE_CHECKING:
     from dutyfree.substrates.bare import Bare
     from dutyfree.substrates.docker.substrate import DockerSubstrate
+    from dutyfree.substrates.hosted import Hosted
     from dutyfree.substrates.native import Native
     from dutyfree.substrates.scripted import Scripted
 
@@ -45,6 +46,7 @@ BUILT_IN = {
     "native-dependencies": "dutyfree.substrates.native_warmth:DependencyWarm",
     "native-warm": "dutyfree.substrates.native_warmth:RecipeWarm",
     "docker": "dutyfree.substrates.docker:Docker",
+    "hosted": "dutyfree.substrates.hosted:Hosted",
     "scripted": "dutyfree.substrates.scripted:Scripted",
 }
 ANYWHERE = ("scripted",)
@@ -123,6 +125,8 @@ def _over_defaults(config: type[msgspec.Struct], options: dict[str, Any]) -> dic
 def open(name: NativeName, **options: Any) -> AbstractAsyncContextManager[Native]: ...
 @overload
 def open(name: Literal["docker"], **options: Any) -> AbstractAsyncContextManager[DockerSubstrate]: ...
+@overload
+def open(name: Literal["hosted"], **options: Any) -> AbstractAsyncContextManager[Hosted]: ...
 @overload
 def open(name: Literal["bare"], **options: Any) -> AbstractAsyncContextManager[Bare]: ...
 @overload

@@ -140,6 +140,18 @@ async def download(channel: Channel, located: bytes, path: str, target: Path, li
         raise
 
 
+async def unpack(channel: Channel, located: bytes, path: str, descriptor: int) -> None:
+    """Create the tree of a tree stream at ``path``. Closes the descriptor. Raises ActionError."""
+    answer = await channel.ask(Frame.UNPACK, located, descriptor)
+    observation.check(answer.done.result(), path)
+
+
+async def pack(channel: Channel, located: bytes, path: str, descriptor: int) -> None:
+    """Write the file or tree at ``path`` as a tree stream. Closes the descriptor. Raises ActionError."""
+    answer = await channel.ask(Frame.PACK, located, descriptor)
+    observation.check(answer.done.result(), path)
+
+
 def _raise(number: int, error: Exception | None, path: str) -> None:
     """Raise init's error or ours. EPIPE from init means that we closed the pipe: then ours is the cause."""
     if number != errno.EPIPE:

@@ -70,6 +70,12 @@ class SandboxFiles:
         await contents.download(self._lifecycle.channel(), self.encode_path(path), path, target, links)
         return tuple(links.left_out)
 
+    async def unpack(self, path: str, descriptor: int) -> None:
+        await contents.unpack(self._lifecycle.channel(), self.encode_path(path), path, descriptor)
+
+    async def pack(self, path: str, descriptor: int) -> None:
+        await contents.pack(self._lifecycle.channel(), self.encode_path(path), path, descriptor)
+
     async def edit(self, path: str, old: bytes, new: bytes) -> None:
         channel = self._lifecycle.channel()
         check_edited(await channel.ask(Frame.EDIT, encode_edit(self.encode_path(path), old, new)), path)

@@ -158,6 +158,17 @@ class InitSandbox:
         """Copy a file or tree to this machine; returns the links that were left out. Raises ActionError."""
         return await self._files.download(path, Path(target), outside_links=outside_links)
 
+    async def unpack(self, path: str, descriptor: int) -> None:
+        """Create the tree that a pipe brings (tree_stream.py) at ``path``. Closes the descriptor.
+
+        Raises ActionError.
+        """
+        await self._files.unpack(path, descriptor)
+
+    async def pack(self, path: str, descriptor: int) -> None:
+        """Write a file or tree into a pipe (tree_stream.py). Closes the descriptor. Raises ActionError."""
+        await self._files.pack(path, descriptor)
+
     async def search(
         self,
         path: str = ".",

@@ -1,0 +1,133 @@
+"""``dutyfree serve`` and ``dutyfree token``: give the sandboxes of this machine to clients on others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from dutyfree.cli import console, option_values
+from dutyfree.cli.signals import run_async
+from dutyfree.contract.errors import UsageError
+from dutyfree.server import listen
+from dutyfree.server.service import Service, default_state
+from dutyfree.server.tokens import Tokens
+
+token = App(name="token")
+
+
+def serve(
+    *,
+    listen_: Annotated[str, Parameter(name="--listen")] = listen.DEFAULT,
+    option: tuple[str, ...] = (),
+    state: Path | None = None,
+    certificate: Path | None = None,
+    key: Path | None = None,
+) -> int:
+    """Serve the sandboxes of this machine until Ctrl-C.
+
+    Clients use them with the substrate 'hosted', or over HTTP with any program (docs/service.md). Without a
+    token, only programs on this machine may use the server. As soon as a token exists, every client needs
+    one.
+
+    For example:
+
+        dutyfree serve
+        dutyfree serve --listen unix:/run/dutyfree.sock --option image=debian:12
+        dutyfree token create trainer
+        dutyfree serve --listen 0.0.0.0:7800 --certificate server.pem --key server.key
+
+    Parameters
+    ----------
+    listen_
+        HOST:PORT, or unix:PATH. Port 0 chooses a free port.
+    option
+        NAME=VALUE: an option of the substrate native. May be repeated.
+    state
+        The directory of tokens and received files. Default: 'server' in the cache directory.
+    certificate
+        A file with the certificate for TLS, and those of its issuers.
+    key
+        The file with the private key of the certificate.
+    """
+    if (certificate is None) != (key is None):
+        raise UsageError("TLS needs both --certificate and --key")
+    address = listen.Address(listen_)
+    options = {name: option_values.value(text) for name, text in option_values.pairs(option, "--option", "=")}
+    run_async(partial(_serve, address, options, state or default_state(), certificate, key))
+    return 0
+
+
+async def _serve(
+    address: listen.Address,
+    options: dict[str, object],
+    state: Path,
+    certificate: Path | None,
+    key: Path | None,
+) -> None:
+    async with (
+        Service.open(state, options) as service,
+        listen.serving(service, address, certificate=certificate, key=key) as url,
+    ):
+        console.show(f'serving sandboxes at {url}; to use them: dutyfree.open("hosted", url={url!r})')
+        await asyncio.Event().wait()
+
+
+def _tokens(state: Path | None) -> Tokens:
+    return Tokens((state or default_state()) / "server.sqlite")
+
+
+@token.command
+def create(tenant: str, /, *, state: Path | None = None) -> int:
+    """Create a token for a tenant, and print it. It cannot be shown again.
+
+    The tokens of one tenant share its sandboxes. Tenants do not see each other's.
+
+    Parameters
+    ----------
+    tenant
+        A name: lower-case letters, digits and hyphens.
+    state
+        The directory of the server, as for 'dutyfree serve'.
+    """
+    with _tokens(state) as tokens:
+        console.show(tokens.create(tenant))
+    return 0
+
+
+@token.command(name="ls")
+def list_(*, state: Path | None = None) -> int:
+    """List the tokens, without their secrets.
+
+    Parameters
+    ----------
+    state
+        The directory of the server, as for 'dutyfree serve'.
+    """
+    with _tokens(state) as tokens:
+        rows = [(one.id, one.tenant, f"{console.age(time.time() - one.created)} ago") for one in tokens.all()]
+    if rows:
+        console.table(("id", "tenant", "created"), rows)
+    else:
+        console.say("there are no tokens: only programs on this machine may use the server")
+    return 0
+
+
+@token.command
+def revoke(name: str, /, *, state: Path | None = None) -> int:
+    """Revoke a token: new requests with it are refused at once.
+
+    Parameters
+    ----------
+    name
+        Its id, from 'dutyfree token ls'.
+    state
+        The directory of the server, as for 'dutyfree serve'.
+    """
+    with _tokens(state) as tokens:
+        tokens.revoke(name)
+    return 0

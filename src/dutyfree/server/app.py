@@ -1,0 +1,316 @@
+"""The HTTP routes of the service: the channel, the calls over plain HTTP, and what operators look at.
+
+Every call of ``wire.calls`` without items is also ``POST /v1/CALL`` or ``POST /v1/sandboxes/ID/CALL``, with
+its arguments as JSON or MessagePack. Creation, listing, removal and files have the routes that people expect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.responses import Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from dutyfree.contract import Limits, Read, Write
+from dutyfree.contract.errors import ArgumentError, DutyfreeError, UsageError
+from dutyfree.server import json_form
+from dutyfree.server.channel import Channel, ProtocolError
+from dutyfree.server.channel_socket import ChannelSocket
+from dutyfree.server.handlers import HANDLERS, info
+from dutyfree.server.sandboxes import Held
+from dutyfree.server.service import LOCAL, Service
+from dutyfree.server.tokens import FRESH
+from dutyfree.wire import calls, codec, frames
+from dutyfree.wire.errors import WireError, describe, status_of
+from dutyfree.wire.recipes import WireRecipe
+
+MSGPACK = "application/msgpack"
+LARGEST_REQUEST = 256 << 20
+"""Bytes of the largest request."""
+PAGE = 100
+"""Sandboxes on a page of the list."""
+
+_log = logging.getLogger(__name__)
+
+
+class Refused(Exception):  # noqa: N818 (names the state)
+    """The caller may not do this."""
+
+    def __init__(self, status: int, code: str, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.error = WireError(code, message, "program", retryable=False, remedy=remedy)
+
+
+class CreateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of ``POST /v1/sandboxes``; everything has a default."""
+
+    image: str | None = None
+    recipe: WireRecipe | None = None
+    limits: Limits | None = None
+    labels: dict[str, str] = {}
+    lease: float = 600.0
+
+
+class HttpCall:
+    """A call over plain HTTP: the ``handlers.Context`` of calls without items."""
+
+    def __init__(self, service: Service, tenant: str, sandbox: str) -> None:
+        self.service = service
+        self.tenant = tenant
+        self._sandbox = sandbox
+
+    @property
+    def held(self) -> Held:
+        return self.service.sandboxes.get(self.tenant, self._sandbox)
+
+    async def send(self, _item: object) -> None:
+        raise AssertionError("a call over plain HTTP has no items")
+
+    async def receive(self) -> Any:
+        raise AssertionError("a call over plain HTTP has no items")
+
+
+Endpoint = Callable[["Routes", Request, str], Awaitable[Response]]
+
+
+class Routes:
+    """The endpoints of one service."""
+
+    def __init__(self, service: Service, *, needs_token: bool) -> None:
+        self._service = service
+        self._needs_token = needs_token
+
+    def app(self) -> Starlette:
+        plain = [name for name, kind in calls.CALLS.items() if kind.received is None and kind.sent is None]
+        return Starlette(
+            routes=[
+                Route("/healthz", _healthy),
+                Route("/readyz", _healthy),
+                WebSocketRoute(frames.PATH, self.channel),
+                Route("/v1/sandboxes", self._guarded(Routes.create), methods=["POST"]),
+                Route("/v1/sandboxes", self._guarded(Routes.list), methods=["GET"]),
+                Route("/v1/sandboxes/{sandbox}", self._guarded(Routes.show), methods=["GET"]),
+                Route("/v1/sandboxes/{sandbox}", self._guarded(Routes.remove), methods=["DELETE"]),
+                Route("/v1/sandboxes/{sandbox}/files", self._guarded(Routes.read), methods=["GET"]),
+                Route("/v1/sandboxes/{sandbox}/files", self._guarded(Routes.write), methods=["PUT"]),
+                *(
+                    Route(f"{prefix}/{name}", self._guarded(_calling(name)), methods=["POST"])
+                    for name in plain
+                    for prefix in ("/v1", "/v1/sandboxes/{sandbox}")
+                ),
+            ]
+        )
+
+    # --- Who asks ---------------------------------------------------------------------------------------
+
+    async def tenant(self, connection: HTTPConnection) -> str:
+        """The tenant of a request. Raises Refused."""
+        self._check_origin(connection)
+        kind, _, secret = connection.headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and secret:
+            tenant = await self._service.tokens.tenant(secret.strip())
+            if tenant is not None:
+                return tenant
+            raise Refused(
+                401, "unauthorized", "this token is not valid", "create one: dutyfree token create NAME"
+            )
+        if self._needs_token:
+            raise Refused(
+                401,
+                "unauthorized",
+                "the server needs a token",
+                "send the header Authorization: Bearer TOKEN",
+            )
+        return LOCAL
+
+    def _check_origin(self, connection: HTTPConnection) -> None:
+        """Refuse pages of other sites, which a browser on this machine may show. Raises Refused."""
+        origin = connection.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != connection.headers.get("host", ""):
+            raise Refused(403, "forbidden", "a page of another site may not use this server")
+
+    def _guarded(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+        async def guarded(request: Request) -> Response:
+            try:
+                tenant = await self.tenant(request)
+                return await endpoint(self, request, tenant)
+            except Refused as error:
+                return _answer(request, {"error": error.error}, error.status)
+            except DutyfreeError as error:
+                found = describe(error)
+                return _answer(request, {"error": found}, status_of(found))
+            except ClientDisconnect:
+                return Response(status_code=499)
+            except Exception as error:  # noqa: BLE001 (a defect, which is logged)
+                _log.exception("%s %s failed", request.method, request.url.path)
+                return _answer(request, {"error": describe(error)}, 500)
+
+        return guarded
+
+    # --- The channel ------------------------------------------------------------------------------------
+
+    async def channel(self, socket: WebSocket) -> None:
+        try:
+            tenant = await self.tenant(socket)
+        except Refused as error:
+            await socket.close(4000 + error.status, str(error))
+            return
+        await socket.accept(subprotocol=frames.PROTOCOL)
+        direct = ChannelSocket.of(socket)
+        channel = Channel(self._service, tenant, direct.write, LARGEST_REQUEST)
+        ended: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+
+        def receive(frame: bytes) -> None:
+            if ended.done():
+                return
+            try:
+                channel.receive(frame)
+            except ProtocolError as error:
+                ended.set_result((4400, str(error)[:100]))
+
+        direct.on_message = receive
+        gone = asyncio.create_task(socket.receive())  # the end, or a text, which is no frame
+        refused = asyncio.create_task(self._until_refused(socket))
+        try:
+            await asyncio.wait([ended, gone, refused], return_when=asyncio.FIRST_COMPLETED)
+            code, reason = (4401, "the token was revoked") if refused.done() else (4400, "a text is no frame")
+            if ended.done():
+                code, reason = ended.result()
+            with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # it is closed already
+                await socket.close(code, reason)
+        finally:
+            gone.cancel()
+            refused.cancel()
+            await channel.close()
+
+    async def _until_refused(self, socket: WebSocket) -> None:
+        """Wait until the token of a channel was revoked."""
+        with contextlib.suppress(Refused):
+            while True:
+                await asyncio.sleep(FRESH)
+                await self.tenant(socket)
+
+    # --- Sandboxes --------------------------------------------------------------------------------------
+
+    async def create(self, request: Request, tenant: str) -> Response:
+        wanted = await _body(request, CreateRequest)
+        if wanted.image is not None and wanted.recipe is not None:
+            raise UsageError("give an image or a recipe, not both", remedy="name the image in the recipe")
+        key = request.headers.get("idempotency-key") or secrets.token_hex(16)
+        call = calls.Create(
+            key, wanted.recipe or WireRecipe(wanted.image), wanted.limits, wanted.labels, wanted.lease
+        )
+        (made,) = await HANDLERS["create"](HttpCall(self._service, tenant, ""), call)
+        return _answer(request, made, 201)
+
+    async def list(self, request: Request, tenant: str) -> Response:
+        """A page of sandboxes, by id. ``next`` is the ``after`` of the following page."""
+        after = request.query_params.get("after", "")
+        found = sorted(self._service.sandboxes.of(tenant), key=lambda held: held.id)
+        rest = [held for held in found if held.id > after]
+        page = [info(held) for held in rest[:PAGE]]
+        following = page[-1].id if len(rest) > PAGE else None
+        return _answer(request, {"sandboxes": page, "next": following})
+
+    async def show(self, request: Request, tenant: str) -> Response:
+        return _answer(request, info(self._held(request, tenant)))
+
+    async def remove(self, request: Request, tenant: str) -> Response:
+        await self._service.sandboxes.release(self._held(request, tenant))
+        return Response(status_code=204)
+
+    async def read(self, request: Request, tenant: str) -> Response:
+        path = _query(request, "path")
+        data = await HANDLERS["read"](self._call(request, tenant), Read(path))
+        return Response(data, media_type="application/octet-stream")
+
+    async def write(self, request: Request, tenant: str) -> Response:
+        path, mode = _query(request, "path"), request.query_params.get("mode", "644")
+        try:
+            number = int(mode, 8)
+        except ValueError:
+            raise ArgumentError(f"mode must be octal digits, not {mode[:20]!r}") from None
+        await HANDLERS["write"](self._call(request, tenant), Write(path, await _bytes(request), number))
+        return Response(status_code=204)
+
+    def _call(self, request: Request, tenant: str) -> HttpCall:
+        return HttpCall(self._service, tenant, request.path_params.get("sandbox", ""))
+
+    def _held(self, request: Request, tenant: str) -> Held:
+        return self._service.sandboxes.get(tenant, request.path_params["sandbox"])
+
+
+def _calling(name: str) -> Endpoint:
+    """The endpoint of a call. It is cancelled if the client goes away."""
+
+    async def endpoint(routes: Routes, request: Request, tenant: str) -> Response:
+        arguments = await _body(request, calls.CALLS[name].arguments)
+        running = asyncio.ensure_future(HANDLERS[name](routes._call(request, tenant), arguments))
+        gone = asyncio.create_task(_gone(request))
+        try:
+            await asyncio.wait([running, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                raise ClientDisconnect
+            return _answer(request, running.result())
+        finally:
+            gone.cancel()
+            running.cancel()
+            await asyncio.wait([running])
+
+    return endpoint
+
+
+async def _gone(request: Request) -> None:
+    """Wait until the client has closed the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _healthy(_: Request) -> Response:
+    return Response("ok\n", media_type="text/plain")
+
+
+def _query(request: Request, name: str) -> str:
+    """Raises ArgumentError."""
+    value = request.query_params.get(name)
+    if value is None:
+        raise ArgumentError(f"the query has no {name}", remedy=f"add ?{name}=…")
+    return value
+
+
+async def _bytes(request: Request) -> bytes:
+    """The body. Raises Refused if it is too large."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > LARGEST_REQUEST:
+            raise Refused(413, "too_large", f"a request may have {LARGEST_REQUEST} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _body(request: Request, kind: Any) -> Any:
+    body = await _bytes(request)
+    if request.headers.get("content-type", "").startswith(MSGPACK):
+        try:
+            return codec.decode(body, kind)
+        except msgspec.DecodeError as error:
+            raise ArgumentError(f"the body of the request is not valid: {error}") from error
+    return json_form.load(body, kind)
+
+
+def _answer(request: Request, value: object, status: int = 200) -> Response:
+    if MSGPACK in request.headers.get("accept", ""):
+        return Response(codec.encode(value), status, media_type=MSGPACK)
+    return Response(json_form.dump(value) + b"\n", status, media_type="application/json")

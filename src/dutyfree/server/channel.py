@@ -1,0 +1,194 @@
+"""The channel of one client: a WebSocket on which many calls run at once (``wire.frames``)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from dutyfree.contract.errors import DispatchError, DutyfreeError, UsageError
+from dutyfree.server.handlers import HANDLERS
+from dutyfree.server.sandboxes import Held
+from dutyfree.server.service import Service
+from dutyfree.wire import codec, frames
+from dutyfree.wire.calls import CALLS, CallType
+from dutyfree.wire.errors import describe
+from dutyfree.wire.frames import Call, Kind
+
+CALLS_MAX = 4096
+"""Calls of one channel that may run at once."""
+
+_ITEM_COST = 64
+"""Bytes that each item counts besides its own."""
+
+_log = logging.getLogger(__name__)
+
+
+class ProtocolError(Exception):
+    """The client sent what is no frame, or what its call does not take. The channel ends."""
+
+
+class Channel:
+    """One connected client. ``receive`` takes its frames; calls run in tasks of their own."""
+
+    def __init__(
+        self, service: Service, tenant: str, send: Callable[[bytes], Awaitable[None]], largest: int
+    ) -> None:
+        self.service = service
+        self.tenant = tenant
+        self._send = send
+        self._assembler = frames.Assembler(largest)
+        self._calls: dict[int, RunningCall] = {}
+
+    def receive(self, frame: bytes) -> None:
+        """Handle a frame. Raises ProtocolError."""
+        try:
+            message = self._assembler.add(frame)
+        except ValueError as error:
+            raise ProtocolError(str(error)) from error
+        if message is None:
+            return
+        kind, number, payload = message
+        if kind == Kind.CALL:
+            self._start(number, payload)
+            return
+        call = self._calls.get(number)
+        if call is None:
+            return  # it has ended, and the client does not know yet
+        if kind == Kind.CANCEL:
+            call.cancel()
+        elif kind == Kind.ITEM:
+            call.add_item(payload)
+        elif kind == Kind.END:
+            call.end_input()
+        elif kind == Kind.CREDIT and len(payload) == frames.NUMBER.size:
+            call.add_credit(*frames.NUMBER.unpack(payload))
+        else:
+            raise ProtocolError(f"a client does not send frames of kind {kind}")
+
+    def _start(self, number: int, payload: bytes) -> None:
+        if number in self._calls:
+            raise ProtocolError(f"the number {number} is in use")
+        try:
+            call = codec.decode(payload, Call)
+        except msgspec.DecodeError as error:
+            raise ProtocolError(str(error)) from error
+        self._calls[number] = RunningCall(self, number, call, crowded=len(self._calls) >= CALLS_MAX)
+
+    async def send(self, kind: Kind, number: int, payload: bytes = b"") -> None:
+        for frame in frames.pack(kind, number, payload):
+            await self._send(frame)
+
+    def forget(self, number: int) -> None:
+        self._calls.pop(number, None)
+
+    async def close(self) -> None:
+        """Cancel all calls: the client is gone. Its sandboxes stay until their leases end."""
+        tasks = [call.task for call in self._calls.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+class RunningCall:
+    """One call: the ``handlers.Context`` of its handler."""
+
+    def __init__(self, channel: Channel, number: int, call: Call, *, crowded: bool) -> None:
+        self.service = channel.service
+        self.tenant = channel.tenant
+        self._channel = channel
+        self._number = number
+        self._call = call
+        self._type: CallType = CALLS.get(call.method, CallType(None))
+        self._items: deque[bytes | None] = deque()
+        self._arrived = asyncio.Event()
+        self._pending = 0
+        self._credit = frames.WINDOW
+        self._room = asyncio.Event()
+        self._cancelled = False
+        self.task = asyncio.create_task(self._run(crowded))
+
+    # --- For the handler --------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> Held:
+        return self.service.sandboxes.get(self.tenant, self._call.sandbox)
+
+    async def send(self, item: object) -> None:
+        data = item if isinstance(item, bytes) else codec.encode(item)
+        while self._credit <= 0:
+            self._room.clear()
+            await self._room.wait()
+        self._credit -= len(data) + _ITEM_COST
+        await self._channel.send(Kind.ITEM, self._number, data)
+
+    async def receive(self) -> Any:
+        while not self._items:
+            self._arrived.clear()
+            await self._arrived.wait()
+        data = self._items[0]
+        if data is None:
+            return None  # it stays, for those who ask again
+        self._items.popleft()
+        cost = len(data) + _ITEM_COST
+        self._pending -= cost
+        await self._channel.send(Kind.CREDIT, self._number, frames.NUMBER.pack(cost))
+        return data if self._type.received is bytes else codec.decode(data, self._type.received)
+
+    # --- For the channel --------------------------------------------------------------------------------
+
+    def add_item(self, data: bytes) -> None:
+        """Raises ProtocolError if the call takes no items, or the client sends more than it may."""
+        self._pending += len(data) + _ITEM_COST
+        if self._type.received is None or self._pending > frames.WINDOW + frames.PART + _ITEM_COST:
+            raise ProtocolError(f"too many items for {self._call.method[:40]!r}")
+        self._items.append(data)
+        self._arrived.set()
+
+    def end_input(self) -> None:
+        self._items.append(None)
+        self._arrived.set()
+
+    def add_credit(self, size: int) -> None:
+        self._credit = min(self._credit + size, frames.WINDOW)
+        self._room.set()
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self.task.cancel()
+
+    async def _run(self, crowded: bool) -> None:
+        kind, payload = Kind.RESULT, b""
+        try:
+            payload = codec.encode(await self._perform(crowded))
+        except asyncio.CancelledError:
+            if not self._cancelled:
+                raise  # the client is gone
+            kind, payload = Kind.ERROR, codec.encode(describe(DispatchError("the call was cancelled")))
+        except DutyfreeError as error:
+            kind, payload = Kind.ERROR, codec.encode(describe(error))
+        except Exception as error:  # noqa: BLE001 (a defect, which is logged)
+            _log.exception("the call %s failed", self._call.method)
+            kind, payload = Kind.ERROR, codec.encode(describe(error))
+        finally:
+            self._channel.forget(self._number)
+        with contextlib.suppress(OSError, RuntimeError):  # the client has gone in the meantime
+            await self._channel.send(kind, self._number, payload)
+
+    async def _perform(self, crowded: bool) -> object:
+        handler = HANDLERS.get(self._call.method)
+        if handler is None:
+            raise UsageError(f"there is no call {self._call.method[:80]!r}")
+        if crowded:
+            raise DispatchError(f"this channel has {CALLS_MAX} calls already", remedy="wait for some of them")
+        try:
+            arguments = codec.decode(self._call.arguments, self._type.arguments)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"{self._call.method}: {error}") from error
+        return await handler(self, arguments)

@@ -1,0 +1,62 @@
+"""JSON for people: bytes are text where they are valid UTF-8, and otherwise ``{"base64": "…"}``."""
+
+from __future__ import annotations
+
+import binascii
+from typing import Any, TypeVar
+
+import msgspec
+
+from dutyfree.contract.errors import ArgumentError
+
+T = TypeVar("T")
+
+_BYTES = ("stdin", "data", "old", "new")
+"""The fields of requests that are bytes."""
+
+
+def dump(value: object) -> bytes:
+    """A value as JSON."""
+    return msgspec.json.encode(_texts(msgspec.to_builtins(value, builtin_types=(bytes,))))
+
+
+def _texts(value: Any) -> Any:
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"base64": binascii.b2a_base64(value, newline=False).decode()}
+    if isinstance(value, str):
+        return value.encode(errors="surrogateescape").decode(errors="replace")
+    if isinstance(value, dict):
+        return {name: _texts(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_texts(part) for part in value]
+    return value
+
+
+def load(body: bytes, kind: type[T]) -> T:
+    """The arguments of a call from JSON. An empty body stands for no arguments. Raises ArgumentError."""
+    try:
+        plain = msgspec.json.decode(body or b"{}")
+        if isinstance(plain, dict):
+            plain = _with_bytes(plain)
+            if isinstance(actions := plain.get("actions"), list):
+                plain["actions"] = [_with_bytes(one) if isinstance(one, dict) else one for one in actions]
+            if isinstance(action := plain.get("action"), dict):
+                plain["action"] = _with_bytes(action)
+        return msgspec.convert(plain, kind, builtin_types=(bytes,))
+    except (msgspec.MsgspecError, UnicodeError, binascii.Error) as error:
+        raise ArgumentError(f"the body of the request is not valid: {error}") from error
+
+
+def _with_bytes(table: dict[str, Any]) -> dict[str, Any]:
+    return {name: _as_bytes(value) if name in _BYTES else value for name, value in table.items()}
+
+
+def _as_bytes(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, dict) and list(value) == ["base64"]:
+        return binascii.a2b_base64(str(value["base64"]), strict_mode=True)
+    return value

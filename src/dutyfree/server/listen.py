@@ -1,0 +1,148 @@
+"""Listen for clients: on a TCP address, with or without TLS, or on a Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import uvicorn
+
+from dutyfree.contract.errors import Unavailable, UsageError
+from dutyfree.server.app import Routes
+from dutyfree.server.channel_socket import ChannelSocket
+from dutyfree.server.service import Service
+from dutyfree.wire import frames
+
+DEFAULT = "127.0.0.1:7800"
+_BACKLOG = 1024
+
+
+class Address:
+    """Where a server listens: ``HOST:PORT``, or ``unix:PATH``."""
+
+    def __init__(self, text: str) -> None:
+        """Raises UsageError."""
+        self.path = text.removeprefix("unix:") if text.startswith("unix:") else None
+        self.host, self.port = "", 0
+        if self.path is not None:
+            if not self.path:
+                raise UsageError("the Unix socket has no path", remedy="write unix:/run/dutyfree.sock")
+            return
+        host, colon, port = text.rpartition(":")
+        if not colon or not port.isdigit() or int(port) > 65535:
+            raise UsageError(f"{text!r} is not HOST:PORT", remedy=f"write {DEFAULT}, or unix:PATH")
+        self.host, self.port = host.strip("[]"), int(port)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only programs on this machine can connect."""
+        if self.path is not None:
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def bind(self) -> socket.socket:
+        """A listening socket. Raises Unavailable."""
+        try:
+            if self.path is not None:
+                return _bind_unix(Path(self.path))
+            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self.host, self.port))
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            where = self.path or f"{self.host}:{self.port}"
+            raise Unavailable(f"cannot listen on {where}: {error.strerror or error}") from error
+        return listener
+
+
+def _bind_unix(path: Path) -> socket.socket:
+    """Listen at a path, which replaces the socket of a server that has ended. Others cannot connect."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if path.is_socket():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
+            probe.connect(str(path))
+            raise OSError(98, "a server listens there already")
+        path.unlink()
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def url_of(listener: socket.socket, *, tls: bool) -> str:
+    """The address for clients."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def check(address: Address, service: Service) -> None:
+    """Raises UsageError if anyone on the network could use the server without a token."""
+    if not address.is_local and not service.tokens.exist():
+        raise UsageError(
+            f"{address.host}:{address.port} can be reached from other machines, and there is no token",
+            remedy="create one: dutyfree token create NAME",
+        )
+
+
+@asynccontextmanager
+async def serving(
+    service: Service, address: Address, *, certificate: Path | None = None, key: Path | None = None
+) -> AsyncIterator[str]:
+    """Serve while the context lasts; gives the URL. Raises UsageError, Unavailable."""
+    check(address, service)
+    listener = address.bind()
+    config = uvicorn.Config(
+        Routes(service, needs_token=not address.is_local or service.tokens.exist()).app(),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws=ChannelSocket,
+        ws_max_size=frames.FRAME_MAX,
+        ws_per_message_deflate=False,
+        server_header=False,
+        ssl_certfile=None if certificate is None else str(certificate),
+        ssl_keyfile=None if key is None else str(key),
+        timeout_graceful_shutdown=5,
+    )
+    server = _Server(config)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await server.listening.wait()
+        yield url_of(listener, tls=certificate is not None)
+    finally:
+        server.should_exit = True
+        await asyncio.wait([task])
+        if address.path is not None:
+            Path(address.path).unlink(missing_ok=True)  # noqa: ASYNC240 (at the end)
+        task.result()
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the caller, and says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

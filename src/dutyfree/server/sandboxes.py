@@ -1,0 +1,272 @@
+"""The sandboxes that clients hold: who has which one, until when, and what ends them.
+
+Each creation has a task that enters the engine's context and leaves it again, since a context must be left by
+the task that entered it. A sandbox ends when its client releases it, when its lease ends, or with the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+
+import anyio
+
+from dutyfree.contract.errors import DutyfreeError, LeaseEnded, LimitError, SandboxClosed, UsageError
+from dutyfree.engine.sandbox.sandbox import NativeSandbox
+
+Create = Callable[[], AbstractAsyncContextManager[Sequence[NativeSandbox]]]
+
+LONGEST_LEASE = 7 * 86400.0
+"""Seconds of the longest lease."""
+
+REMEMBERED = 3600.0
+"""For how many seconds the idempotency key of an ended creation is known."""
+
+
+class Held:
+    """One sandbox that a client holds."""
+
+    def __init__(
+        self, tenant: str, sandbox: NativeSandbox, creation: Creation, labels: Mapping[str, str], lease: float
+    ) -> None:
+        self.id = f"sb-{secrets.token_hex(8)}"
+        self.tenant = tenant
+        self.sandbox = sandbox
+        self.creation = creation
+        self.labels = dict(labels)
+        self.created = time.time()
+        self.until = asyncio.get_running_loop().time() + lease
+        self.released = False
+        self.end_reason = ""
+
+    @property
+    def expires(self) -> float:
+        """Unix time of the end of its lease."""
+        return time.time() + self.until - asyncio.get_running_loop().time()
+
+
+class Creation:
+    """The sandboxes of one request, and the task that holds their context."""
+
+    def __init__(self, create: Create, request: tuple[str, str]) -> None:
+        """``request``: the tenant and its idempotency key."""
+        self.request = request
+        self._create = create
+        self._leave = asyncio.Event()
+        self.sandboxes: Sequence[NativeSandbox] = ()
+        self._entered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.members: list[Held] = []
+        self._task = asyncio.create_task(self._hold())
+
+    async def _hold(self) -> None:
+        try:
+            async with self._create() as sandboxes:
+                self.sandboxes = sandboxes
+                if not self._entered.done():
+                    self._entered.set_result(None)
+                await self._leave.wait()
+        except BaseException as error:
+            if not self._entered.done():
+                self._entered.set_exception(error)
+                self._entered.exception()  # its waiter may be gone; this avoids a warning
+                if isinstance(error, Exception):
+                    return
+            raise
+
+    async def entered(self) -> None:
+        """Wait until the sandboxes are there. Raises the errors of the creation.
+
+        If the caller is cancelled, and nobody else waits, call ``give_up``.
+        """
+        await asyncio.shield(self._entered)
+
+    def give_up(self) -> None:
+        """Stop the creation, or end the sandboxes that it made."""
+        self._leave.set()
+        if not self._entered.done():
+            self._task.cancel()
+
+    async def end(self) -> None:
+        """End the sandboxes, and wait until nothing of them is left. Raises CleanupError."""
+        self.give_up()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([self._task])
+        if not self._task.cancelled() and (error := self._task.exception()) is not None:
+            raise error
+
+
+class _Request:
+    """A creation with an idempotency key: those who ask with the same key wait for the same one."""
+
+    def __init__(self, fingerprint: bytes, task: asyncio.Task[list[Held]]) -> None:
+        self.fingerprint = fingerprint
+        self.task = task
+        self.waiters = 0
+
+
+class Sandboxes:
+    """All sandboxes of all tenants."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Held] = {}
+        self._requests: dict[tuple[str, str], _Request] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self.on_change: Callable[[str, Held], None] = lambda _event, _held: None
+        """Called with ``created``, ``released`` or ``expired``."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def of(self, tenant: str) -> list[Held]:
+        """The sandboxes of a tenant, the oldest first."""
+        return [held for held in self._held.values() if held.tenant == tenant]
+
+    def get(self, tenant: str, name: str) -> Held:
+        """The sandbox with this id. Raises SandboxClosed, also if it belongs to another tenant."""
+        held = self._held.get(name)
+        if held is None or held.tenant != tenant:
+            raise SandboxClosed(
+                f"there is no sandbox {name[:80]!r}: it was released, or its lease has ended",
+                remedy="create another one; keep a lease alive for as long as you need the sandbox",
+            )
+        return held
+
+    async def create(
+        self,
+        tenant: str,
+        key: str,
+        fingerprint: bytes,
+        create: Create,
+        labels: Mapping[str, str],
+        lease: float,
+    ) -> list[Held]:
+        """Create sandboxes, or return those of the same request. Raises what the creation raises.
+
+        ``fingerprint`` is the whole request: another one with the same key is a mistake.
+        """
+        check_lease(lease)
+        request = self._requests.get((tenant, key))
+        if request is not None and request.fingerprint != fingerprint:
+            raise UsageError(
+                f"the idempotency key {key[:80]!r} belongs to another request",
+                remedy="use a new key for each",
+            )
+        if request is None:
+            creation = Creation(create, (tenant, key))
+            task = asyncio.create_task(self._create(tenant, creation, labels, lease))
+            request = self._requests[tenant, key] = _Request(fingerprint, task)
+            task.add_done_callback(lambda done: self._answered(tenant, key, done))
+        request.waiters += 1
+        try:
+            members = await asyncio.shield(request.task)
+            if all(member.released for member in members):
+                raise LeaseEnded(f"the lease {key[:80]!r} has ended", remedy="use a new key for a new lease")
+            return members
+        except asyncio.CancelledError:
+            if request.waiters == 1:  # no one else wants them
+                await self._abandon(request)
+            raise
+        finally:
+            request.waiters -= 1
+
+    async def _abandon(self, request: _Request) -> None:
+        """Stop a creation, or end the sandboxes that it has made."""
+        with anyio.CancelScope(shield=True):
+            request.task.cancel()
+            await asyncio.wait([request.task])
+            if not request.task.cancelled() and request.task.exception() is None:
+                for held in request.task.result():
+                    await self._release_quietly(held)
+
+    def _answered(self, tenant: str, key: str, done: asyncio.Task[list[Held]]) -> None:
+        """A creation that failed may be asked for again at once."""
+        if done.cancelled() or done.exception() is not None:
+            self._requests.pop((tenant, key), None)
+
+    async def _create(
+        self, tenant: str, creation: Creation, labels: Mapping[str, str], lease: float
+    ) -> list[Held]:
+        try:
+            await creation.entered()
+        except asyncio.CancelledError:
+            await creation.end()
+            raise
+        for sandbox in creation.sandboxes:
+            held = Held(tenant, sandbox, creation, labels, lease)
+            creation.members.append(held)
+            self._held[held.id] = held
+            self._arm(held)
+            self.on_change("created", held)
+        return creation.members
+
+    # --- Leases -----------------------------------------------------------------------------------------
+
+    def keep_alive(self, held: Held, lease: float) -> None:
+        """Let the lease end ``lease`` seconds from now. Raises LimitError."""
+        check_lease(lease)
+        until = asyncio.get_running_loop().time() + lease
+        earlier = until < held.until
+        held.until = until
+        if earlier:  # the timer of a longer lease would come too late
+            self._timers.pop(held.id).cancel()
+            self._arm(held)
+
+    def _arm(self, held: Held) -> None:
+        self._timers[held.id] = asyncio.get_running_loop().call_at(held.until, self._expired, held)
+
+    def _expired(self, held: Held) -> None:
+        if held.until > asyncio.get_running_loop().time():  # it was kept alive
+            self._arm(held)
+            return
+        self.on_change("expired", held)
+        task = asyncio.create_task(self._release_quietly(held))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _release_quietly(self, held: Held) -> None:
+        with contextlib.suppress(DutyfreeError):
+            await self.release(held)
+
+    async def release(self, held: Held) -> None:
+        """End a sandbox, and wait until nothing of it is left. Raises CleanupError.
+
+        The members of a group are one creation: their processes end at once, their rest with the last member.
+        """
+        if held.released:
+            return
+        held.released = True
+        self._held.pop(held.id, None)
+        if (timer := self._timers.pop(held.id, None)) is not None:
+            timer.cancel()
+        self.on_change("released", held)
+        creation = held.creation
+        if all(member.released for member in creation.members):
+            asyncio.get_running_loop().call_later(REMEMBERED, self._requests.pop, creation.request, None)
+            await creation.end()
+        else:
+            await held.sandbox.end_processes()
+
+    async def close(self) -> None:
+        """End all sandboxes."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        requests = [request.task for request in self._requests.values() if not request.task.done()]
+        for task in requests:
+            task.cancel()
+        if requests:
+            await asyncio.wait(requests)
+        await asyncio.gather(
+            *(self._release_quietly(held) for held in list(self._held.values())), *self._background
+        )
+
+
+def check_lease(lease: float) -> None:
+    """Raises LimitError."""
+    if not 0 < lease <= LONGEST_LEASE:
+        raise LimitError(f"a lease must be > 0 and ≤ {LONGEST_LEASE:g} seconds, not {lease:g}")

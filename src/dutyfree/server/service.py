@@ -1,0 +1,86 @@
+"""The service of one node: the native engine, the tenants, and the sandboxes that they hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import dutyfree
+from dutyfree import paths
+from dutyfree.contract import Recipe
+from dutyfree.contract.errors import RecipeError
+from dutyfree.engine.layers.memory_layers import SNAPSHOT_SCHEME
+from dutyfree.server.files import TenantFiles
+from dutyfree.server.sandboxes import Sandboxes
+from dutyfree.server.tokens import Tokens
+from dutyfree.substrates.native import Native
+from dutyfree.wire.recipes import WireRecipe, from_wire, to_wire
+
+LOCAL = "local"
+"""The tenant of callers without a token, which only the loopback and a Unix socket let in."""
+
+_HOST_SCHEMES = re.compile(r"(?:oci|docker-daemon|docker-archive|dir|file):")
+"""Images that are files or services of the server's host."""
+
+
+class Service:
+    """What a server does, apart from HTTP. Made by ``Service.open``."""
+
+    def __init__(self, native: Native, tokens: Tokens, state: Path) -> None:
+        self.native = native
+        self.tokens = tokens
+        self.sandboxes = Sandboxes()
+        self.files = TenantFiles(state / "files")
+        self._snapshots: dict[str, str] = {}
+        """The tenant that owns each snapshot, by the image of its recipe."""
+
+    @staticmethod
+    @asynccontextmanager
+    async def open(state: Path, options: dict[str, Any]) -> AsyncIterator[Service]:
+        """Open the engine with these options; ``state`` is the directory of tokens and files.
+
+        Raises OptionError, Unavailable.
+        """
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)  # noqa: ASYNC240 (before it serves)
+        async with dutyfree.open("native", **options) as native:
+            with Tokens(state / "server.sqlite") as tokens:
+                service = Service(native, tokens, state)
+                try:
+                    yield service
+                finally:
+                    await service.sandboxes.close()
+
+    async def recipe(self, tenant: str, wanted: WireRecipe) -> Recipe:
+        """The recipe that a tenant asks for. Raises RecipeError for what the tenant may not use."""
+        image = wanted.image
+        if image is not None and image.startswith(SNAPSHOT_SCHEME):
+            if self._snapshots.get(image) != tenant:
+                raise RecipeError(f"there is no snapshot {image[:80]!r}")
+        elif image is not None and (image.startswith(("/", ".", "~")) or _HOST_SCHEMES.match(image)):
+            raise RecipeError(
+                f"{image[:80]!r} would be a file of the server's host", remedy="name an image of a registry"
+            )
+        if missing := await self.files.missing(tenant, wanted.digests):
+            raise RecipeError(f"the server does not have the files {missing[0]}", remedy="send them first")
+        return from_wire(wanted, lambda digest: self.files.path(tenant, digest))
+
+    def own_snapshot(self, tenant: str, recipe: Recipe) -> WireRecipe:
+        """Let the tenant use a snapshot."""
+        assert recipe.image is not None
+        self._snapshots[recipe.image] = tenant
+        return to_wire(recipe)[0]
+
+    def forget_snapshot(self, tenant: str, wanted: WireRecipe) -> None:
+        """Raises RecipeError if the tenant has no such snapshot."""
+        if wanted.image is None or self._snapshots.get(wanted.image) != tenant:
+            raise RecipeError("there is no such snapshot")
+        self.native.forget(Recipe(wanted.image))
+        del self._snapshots[wanted.image]
+
+
+def default_state() -> Path:
+    """The directory of tokens and received files, unless the configuration names another one."""
+    return paths.cache() / "server"

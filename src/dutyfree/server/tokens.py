@@ -1,0 +1,116 @@
+"""Tokens: who may use the server. Only their digests are stored, so a stolen database lets no one in."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import sqlite3
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import anyio.to_thread
+import msgspec
+
+from dutyfree.contract.errors import UsageError
+
+FRESH = 5.0
+"""For how many seconds a token is valid after it was looked up: the longest that a revoked one works."""
+
+PREFIX = "dutyfree_"
+"""Begins each token, so that scanners of leaked secrets can find it."""
+
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS tokens (
+    digest BLOB PRIMARY KEY,
+    id TEXT UNIQUE NOT NULL,
+    tenant TEXT NOT NULL,
+    created REAL NOT NULL
+) STRICT
+"""
+
+
+class Token(msgspec.Struct, frozen=True):
+    """A token, without its secret."""
+
+    id: str
+    tenant: str
+    created: float
+    """Unix time."""
+
+
+class Tokens:
+    """The tokens in a database file, which the server and the command line share."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._known: dict[bytes, tuple[str, float]] = {}
+
+    def __enter__(self) -> Self:
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._database = sqlite3.connect(
+            self._path, isolation_level=None, timeout=10, check_same_thread=False
+        )
+        self._path.chmod(0o600)
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute(_SCHEMA)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._database.close()
+
+    def create(self, tenant: str) -> str:
+        """A new token for a tenant; it cannot be shown again. Raises UsageError for a wrong name."""
+        if not _NAME.fullmatch(tenant):
+            raise UsageError(
+                f"{tenant!r} is not a name for a tenant",
+                remedy="use at most 40 lower-case letters, digits and hyphens",
+            )
+        secret = PREFIX + secrets.token_urlsafe(32)
+        row = (_digest(secret), secrets.token_hex(4), tenant, time.time())
+        self._database.execute("INSERT INTO tokens VALUES (?, ?, ?, ?)", row)
+        return secret
+
+    def revoke(self, name: str) -> None:
+        """Remove a token by its id. Raises UsageError."""
+        removed = self._database.execute("DELETE FROM tokens WHERE id = ?", (name,))
+        if removed.rowcount == 0:
+            raise UsageError(f"there is no token {name!r}", remedy="see: dutyfree token ls")
+
+    def all(self) -> list[Token]:
+        rows = self._database.execute("SELECT id, tenant, created FROM tokens ORDER BY created")
+        return [Token(*row) for row in rows]
+
+    def exist(self) -> bool:
+        """Whether there is a token at all."""
+        return self._database.execute("SELECT 1 FROM tokens LIMIT 1").fetchone() is not None
+
+    async def tenant(self, secret: str) -> str | None:
+        """The tenant of a token, or None. A revoked one is refused ``FRESH`` seconds later at most."""
+        digest, now = _digest(secret), time.monotonic()
+        known = self._known.get(digest)
+        if known is not None and known[1] > now:
+            return known[0]
+        tenant = await anyio.to_thread.run_sync(self._look_up, digest)
+        if tenant is None:
+            self._known.pop(digest, None)
+        else:
+            self._known[digest] = (tenant, now + FRESH)
+        return tenant
+
+    def _look_up(self, digest: bytes) -> str | None:
+        with self._lock:
+            found = self._database.execute("SELECT tenant FROM tokens WHERE digest = ?", (digest,))
+            row = found.fetchone()
+        return None if row is None else str(row[0])
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode(errors="replace")).digest()

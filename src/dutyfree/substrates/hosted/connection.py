@@ -1,0 +1,314 @@
+"""The connection to a server: one WebSocket for all calls (``wire.frames``), made again when it was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import ssl
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+import msgspec
+from websockets.asyncio.client import ClientConnection, connect, unix_connect
+from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.frames import Frame, Opcode
+from websockets.protocol import Event
+
+from dutyfree.contract.errors import DispatchError, ExecError, SubstrateError, Unavailable, UsageError
+from dutyfree.wire import codec, frames
+from dutyfree.wire.calls import CALLS, Nothing
+from dutyfree.wire.errors import WireError, restore
+from dutyfree.wire.frames import Call, Kind
+
+LARGEST = 5 << 30
+"""Bytes of the largest answer."""
+CANCEL_SECONDS = 30.0
+"""How long a cancelled call waits for the server to have stopped it."""
+_ITEM_COST = 64  # as the server counts
+
+
+class ServerAddress:
+    """``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:PATH``. Raises UsageError."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.path = url.removeprefix("unix:") if url.startswith("unix:") else None
+        parts = urlsplit(url)
+        if self.path is None and (parts.scheme not in ("http", "https") or not parts.hostname):
+            raise UsageError(
+                f"{url!r} is not the address of a server",
+                remedy="write http://HOST:PORT, https://HOST:PORT or unix:PATH",
+            )
+        self.tls = parts.scheme == "https"
+        self.host = parts.hostname or "localhost"
+        self.netloc = parts.netloc.rpartition("@")[2] or "localhost"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the server is surely on this machine."""
+        return self.path is not None or self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+
+class FrameSocket(ClientConnection):
+    """A WebSocket that hands over each frame as it arrives: a task that waits for it would cost a turn."""
+
+    on_frame: Callable[[bytes], None] | None = None
+    on_lost: Callable[[str], None] | None = None
+
+    def process_event(self, event: Event) -> None:
+        is_message = isinstance(event, Frame) and event.opcode is Opcode.BINARY and event.fin
+        if is_message and self.on_frame is not None:
+            self.on_frame(bytes(event.data))  # type: ignore[union-attr]  # it is a Frame
+        else:
+            super().process_event(event)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.on_lost is not None:
+            self.on_lost(str(exc or self.protocol.close_exc))
+
+    async def write(self, frame: bytes) -> None:
+        """Raises WebSocketException if the connection is lost."""
+        self.protocol.send_binary(frame)
+        self.send_data()
+        if self.paused:
+            await self.drain()
+
+
+class Connection:
+    """Calls to one server. It belongs to the event loop in which it is used."""
+
+    def __init__(
+        self, address: ServerAddress, token: str | None, certificates: Path | None, timeout: float
+    ) -> None:
+        self._address = address
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._certificates = certificates
+        self._timeout = timeout
+        self._socket: FrameSocket | None = None
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, PendingCall] = {}
+        self._opening = asyncio.Lock()
+        self._closed = False
+
+    async def open(self) -> None:
+        """Connect, if there is no connection. Raises Unavailable."""
+        async with self._opening:
+            if self._socket is None and not self._closed:
+                socket = await self._connect()
+                assert isinstance(socket, FrameSocket)
+                self._assembler = frames.Assembler(LARGEST)
+                socket.on_frame = self._receive
+                socket.on_lost = self._lost
+                self._socket = socket
+
+    async def _connect(self) -> ClientConnection:
+        address = self._address
+        options: dict[str, Any] = {
+            "additional_headers": self._headers,
+            "subprotocols": [frames.PROTOCOL],
+            "compression": None,
+            "max_size": frames.FRAME_MAX,
+            "open_timeout": self._timeout,
+            "user_agent_header": None,
+            "create_connection": FrameSocket,
+        }
+        try:
+            if address.path is not None:
+                return await unix_connect(address.path, f"ws://localhost{frames.PATH}", **options)
+            if address.is_local:
+                options["proxy"] = None
+            scheme = "wss" if address.tls else "ws"
+            context = await anyio.to_thread.run_sync(self._tls) if address.tls else None
+            return await connect(f"{scheme}://{address.netloc}{frames.PATH}", ssl=context, **options)
+        except InvalidStatus as error:
+            status = error.response.status_code
+            remedy = "give a token: token=…, or the variable DUTYFREE_TOKEN" if status in (401, 403) else ""
+            raise Unavailable(
+                f"{address.url} refused the connection: status {status}", remedy=remedy
+            ) from error
+        except (OSError, WebSocketException, TimeoutError) as error:
+            raise Unavailable(
+                f"no server answers at {address.url}: {error or 'it took too long'}",
+                remedy="start one with: dutyfree serve",
+            ) from error
+
+    def _tls(self) -> ssl.SSLContext:
+        return ssl.create_default_context(
+            cafile=None if self._certificates is None else str(self._certificates)
+        )
+
+    # --- Calls ------------------------------------------------------------------------------------------
+
+    async def call(self, method: str, sandbox: str = "", arguments: object = Nothing()) -> Any:
+        """Make a call without items, and return its result. Raises the errors of the call."""
+        pending = await self.begin(method, sandbox, arguments)
+        return await pending.finish()
+
+    async def begin(self, method: str, sandbox: str = "", arguments: object = Nothing()) -> PendingCall:
+        """Send a call. Raises Unavailable, DispatchError."""
+        if self._closed:
+            raise DispatchError("the substrate is closed")
+        if self._socket is None:
+            await self.open()
+        number = next(self._numbers) & 0xFFFFFFFF
+        payload = codec.encode(Call(method, sandbox, msgspec.Raw(codec.encode(arguments))))
+        pending = self._calls[number] = PendingCall(self, number, method)
+        try:
+            await self.send(Kind.CALL, number, payload)
+        except BaseException:
+            self._calls.pop(number, None)
+            raise
+        return pending
+
+    async def send(self, kind: Kind, number: int, payload: bytes = b"") -> None:
+        """Raises DispatchError."""
+        socket = self._socket
+        if socket is None:
+            raise DispatchError(f"the connection to {self._address.url} was lost")
+        try:
+            for frame in frames.pack(kind, number, payload):
+                await socket.write(frame)
+        except WebSocketException as error:
+            raise DispatchError(f"the connection to {self._address.url} was lost: {error}") from error
+
+    def forget(self, number: int) -> None:
+        self._calls.pop(number, None)
+
+    # --- Answers ----------------------------------------------------------------------------------------
+
+    def _receive(self, frame: bytes) -> None:
+        try:
+            message = self._assembler.add(frame)
+        except ValueError:
+            assert self._socket is not None
+            self._socket.transport.abort()  # this is no server of ours
+            return
+        if message is not None:
+            self._handle(*message)
+
+    def _lost(self, reason: str) -> None:
+        self._socket = None
+        lost, self._calls = self._calls, {}
+        for pending in lost.values():
+            pending.lose(f"{self._address.url}: {reason}")
+
+    def _handle(self, kind: Kind, number: int, payload: bytes) -> None:
+        pending = self._calls.get(number)
+        if pending is None:
+            return
+        if kind == Kind.RESULT:
+            del self._calls[number]
+            pending.resolve(payload)
+        elif kind == Kind.ERROR:
+            del self._calls[number]
+            pending.fail(restore(codec.decode(payload, WireError)))
+        elif kind == Kind.ITEM:
+            pending.add_item(payload)
+        elif kind == Kind.CREDIT:
+            pending.add_credit(*frames.NUMBER.unpack(payload))
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._socket is not None:
+            with contextlib.suppress(WebSocketException, OSError):
+                await self._socket.close()
+
+
+class PendingCall:
+    """A call that the server carries out: its result, and the items in both directions."""
+
+    def __init__(self, connection: Connection, number: int, method: str) -> None:
+        self._connection = connection
+        self._number = number
+        self._type = CALLS[method]
+        self._method = method
+        self._items: deque[bytes] = deque()
+        self._credit = frames.WINDOW
+        self._changed = asyncio.Event()
+        self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.done.add_done_callback(self._wake)
+
+    def _wake(self, _: object) -> None:
+        self._changed.set()
+        if not self.done.cancelled():
+            self.done.exception()  # a call whose owner is gone must not warn
+
+    # --- For the connection -----------------------------------------------------------------------------
+
+    def resolve(self, payload: bytes) -> None:
+        if not self.done.done():
+            self.done.set_result(payload)
+
+    def fail(self, error: Exception) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    def lose(self, reason: str) -> None:
+        self.fail(ExecError(f"the connection was lost while {self._method} ran: {reason}"))
+
+    def add_item(self, payload: bytes) -> None:
+        self._items.append(payload)
+        self._changed.set()
+
+    def add_credit(self, size: int) -> None:
+        self._credit += size
+        self._changed.set()
+
+    # --- For the caller ---------------------------------------------------------------------------------
+
+    async def finish(self) -> Any:
+        """Wait for the result. If the caller is cancelled, stop the call first. Raises the call's error."""
+        try:
+            payload = await asyncio.shield(self.done)
+        except asyncio.CancelledError:
+            await self.cancel()
+            raise
+        return None if self._type.result is None else codec.decode(payload, self._type.result)
+
+    async def item(self) -> Any:
+        """The next item; None if the call has ended and there are no more. Does not raise its error."""
+        while not self._items:
+            if self.done.done():
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        data = self._items.popleft()
+        if not self.done.done():
+            with contextlib.suppress(SubstrateError):
+                cost = frames.NUMBER.pack(len(data) + _ITEM_COST)
+                await self._connection.send(Kind.CREDIT, self._number, cost)
+        return data if self._type.sent is bytes else codec.decode(data, self._type.sent)
+
+    async def send(self, item: object) -> bool:
+        """Send an item when the server has room. False if the call has ended. Raises DispatchError."""
+        data = item if isinstance(item, bytes) else codec.encode(item)
+        for at in range(0, len(data) or 1, frames.PART) if self._type.received is bytes else (None,):
+            part = data if at is None else data[at : at + frames.PART]
+            while self._credit <= 0 and not self.done.done():
+                self._changed.clear()
+                await self._changed.wait()
+            if self.done.done():
+                return False
+            self._credit -= len(part) + _ITEM_COST
+            await self._connection.send(Kind.ITEM, self._number, part)
+        return True
+
+    async def end_input(self) -> None:
+        if not self.done.done():
+            with contextlib.suppress(SubstrateError):
+                await self._connection.send(Kind.END, self._number)
+
+    async def cancel(self) -> None:
+        """Stop the call, and wait until the server has stopped it."""
+        if self.done.done():
+            return
+        with anyio.CancelScope(shield=True), contextlib.suppress(SubstrateError):
+            await self._connection.send(Kind.CANCEL, self._number)
+            await asyncio.wait([self.done], timeout=CANCEL_SECONDS)
+        self._connection.forget(self._number)

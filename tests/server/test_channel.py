@@ -1,0 +1,155 @@
+"""The channel: what a client that does not keep to the protocol can do, and what a lost connection means."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+import dutyfree
+from dutyfree.contract import Recipe, Stage
+from dutyfree.contract.errors import RecipeError, Unavailable
+from dutyfree.substrates.hosted import Hosted
+from dutyfree.wire import codec, frames
+from dutyfree.wire.frames import Call, Kind
+from tests.awaiting import until_not
+from tests.serving import serving
+
+pytestmark = pytest.mark.native
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(tmp_path_factory.mktemp("state")) as found:
+        yield found
+
+
+@pytest.fixture
+async def hosted(url: str) -> AsyncIterator[Hosted]:
+    async with dutyfree.open("hosted", url=url) as substrate:
+        yield substrate
+
+
+@pytest.fixture
+async def socket(url: str) -> AsyncIterator[ClientConnection]:
+    address = url.replace("http", "ws") + frames.PATH
+    async with connect(address, subprotocols=[frames.PROTOCOL], compression=None, proxy=None) as opened:
+        yield opened
+
+
+def call(method: str, arguments: object) -> bytes:
+    return codec.encode(Call(method, "", msgspec.Raw(codec.encode(arguments))))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"\0\1",
+        b"\x7f\0\0\0\0",
+        frames.HEAD.pack(Kind.RESULT, 1),
+        frames.HEAD.pack(Kind.CALL, 1) + b"\xc1",
+        frames.HEAD.pack(Kind.CALL, 1) + msgspec.msgpack.encode(["exec"]),
+        "text",
+    ],
+    ids=["empty", "short", "kind", "direction", "garbage", "no-call", "text"],
+)
+async def test_what_is_no_frame_ends_the_channel(socket: ClientConnection, message: bytes | str) -> None:
+    await socket.send(message)
+    if isinstance(message, bytes) and message[:1] == bytes([Kind.RESULT]):
+        await socket.send(b"")  # for a call that does not run, it is only ignored
+    with pytest.raises(ConnectionClosed), anyio.fail_after(10):
+        await socket.recv()
+
+
+async def test_too_many_items_end_the_channel(socket: ClientConnection, hosted: Hosted) -> None:
+    async with hosted.sandbox() as sandbox:
+        stream = {"action": {"type": "exec", "command": "sleep 100"}, "fed": True}
+        payload = codec.encode(Call("stream", sandbox.id, msgspec.Raw(codec.encode(stream))))
+        await socket.send(frames.HEAD.pack(Kind.CALL, 1) + payload)
+        with pytest.raises(ConnectionClosed), anyio.fail_after(20):
+            await flood(socket)
+
+
+async def flood(socket: ClientConnection) -> None:
+    for _ in range(64):
+        await socket.send(frames.HEAD.pack(Kind.ITEM, 1) + bytes(frames.PART))
+    while True:
+        await socket.recv()
+
+
+async def test_unknown_calls_are_answered(socket: ClientConnection) -> None:
+    await socket.send(frames.HEAD.pack(Kind.CALL, 7) + call("no_such_call", {}))
+    answer = await socket.recv()
+    assert isinstance(answer, bytes)
+    kind, number = frames.HEAD.unpack_from(answer)
+    assert (kind, number) == (Kind.ERROR, 7)
+    assert codec.decode(answer[frames.HEAD.size :], dict)["code"] == "usage"
+
+
+async def test_a_lost_connection_is_made_again(hosted: Hosted) -> None:
+    async with hosted.sandbox() as sandbox:
+        await sandbox.write("file", b"kept")
+        lost = hosted._connection._socket
+        assert lost is not None
+        running = asyncio.create_task(sandbox.exec("sleep 100"))
+        await anyio.sleep(0.2)
+        lost.transport.abort()
+        with pytest.raises(dutyfree.errors.ExecError, match="connection was lost"):
+            await running
+        assert await sandbox.read("file") == b"kept"
+
+
+async def test_sandboxes_of_a_client_that_is_gone_end_with_their_lease(url: str, hosted: Hosted) -> None:
+    async with dutyfree.open("hosted", url=url, lease=3) as other, other.sandbox() as sandbox:
+        other._keeping.cancel()
+        await other._connection.close()
+
+        async def alive() -> bool:
+            return sandbox.id in await hosted.sandboxes()
+
+        await until_not(alive)
+        other._live.clear()
+        sandbox._closed = True
+
+
+async def test_a_lease_is_kept_alive_while_the_client_lives(url: str) -> None:
+    async with dutyfree.open("hosted", url=url, lease=3) as other, other.sandbox() as sandbox:
+        await anyio.sleep(4.5)
+        assert (await sandbox.exec("echo alive")).stdout == b"alive\n"
+
+
+async def test_files_of_a_recipe_are_sent_once(hosted: Hosted, tmp_path: Path) -> None:
+    source = anyio.Path(tmp_path / "source")
+    await source.mkdir()
+    await (source / "hello").write_text("from the client")
+    recipe = Recipe(stages=(Stage("files", files={"there": Path(source)}),))
+    for _ in range(2):
+        async with hosted.sandbox(recipe) as sandbox:
+            assert await sandbox.read("there/hello") == b"from the client"
+
+
+async def test_a_stage_that_is_a_link_is_refused(hosted: Hosted, tmp_path: Path) -> None:
+    """It would be followed on the server, and copy a file of its host into the sandbox."""
+    from dutyfree.contract.stage import tree_digest
+    from dutyfree.substrates.hosted.sandbox import send_tree
+    from dutyfree.wire import calls
+
+    link = tmp_path / "link"
+    link.symlink_to("/etc/shadow")
+    digest = await anyio.to_thread.run_sync(tree_digest, link)
+    sending = await hosted._connection.begin("put_files", "", calls.Files((digest.hex(),)))
+    with pytest.raises(RecipeError, match="link"):
+        await send_tree(sending, link)
+
+
+async def test_no_server_is_said_with_a_remedy() -> None:
+    with pytest.raises(Unavailable, match="dutyfree serve"):
+        async with dutyfree.open("hosted", url="http://127.0.0.1:9"):
+            pass

@@ -1,0 +1,218 @@
+"""The server over plain HTTP, as curl uses it, and from an attacker's side."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+
+from tests.processes import eventually, ran
+from tests.serving import serving
+
+pytestmark = pytest.mark.native
+
+
+class Client:
+    """A client that knows only HTTP and JSON."""
+
+    def __init__(self, url: str, token: str = "") -> None:
+        self.address = urlsplit(url).netloc
+        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    def raw(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(self.address, timeout=60)
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection.request(method, path, data, {**self.headers, **headers})
+        answer = connection.getresponse()
+        found = answer.status, answer.read()
+        connection.close()
+        return found
+
+    def __call__(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        status, data = self.raw(method, path, body, **headers)
+        return status, json.loads(data) if data else None
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(tmp_path_factory.mktemp("state")) as found:
+        yield found
+
+
+@pytest.fixture
+def client(url: str) -> Client:
+    return Client(url)
+
+
+@pytest.fixture
+def sandbox(client: Client) -> Iterator[str]:
+    status, made = client("POST", "/v1/sandboxes", {})
+    assert status == 201
+    yield f"/v1/sandboxes/{made['id']}"
+    client("DELETE", f"/v1/sandboxes/{made['id']}")
+
+
+def test_curl_creates_runs_and_removes(client: Client) -> None:
+    status, made = client("POST", "/v1/sandboxes", {"labels": {"run": "7"}, "lease": 60})
+    assert (status, made["labels"], made["workdir"]) == (201, {"run": "7"}, "/workspace")
+    path = f"/v1/sandboxes/{made['id']}"
+    status, seen = client("POST", f"{path}/exec", {"command": "cat; echo oops >&2; exit 3", "stdin": "in"})
+    assert (status, seen["exit_code"], seen["stdout"], seen["stderr"]) == (200, 3, "in", "oops\n")
+    assert client("GET", path)[1]["id"] == made["id"]
+    assert made["id"] in [one["id"] for one in client("GET", "/v1/sandboxes")[1]["sandboxes"]]
+    assert client("DELETE", path) == (204, None)
+    status, refused = client("POST", f"{path}/exec", {"command": "true"})
+    assert (status, refused["error"]["code"]) == (404, "sandbox_closed")
+
+
+def test_files(client: Client, sandbox: str) -> None:
+    data = bytes(range(256))
+    assert client.raw("PUT", f"{sandbox}/files?path=a/b&mode=600", data) == (204, b"")
+    assert client.raw("GET", f"{sandbox}/files?path=a/b") == (200, data)
+    status, listed = client("POST", f"{sandbox}/list", {"path": "a"})
+    assert (status, listed) == (200, [{"name": "b", "kind": "file", "size": 256, "mode": 0o600}])
+    status, failed = client("GET", f"{sandbox}/files?path=none")
+    assert (status, failed["error"]["code"], failed["error"]["verdict"]) == (404, "path_not_found", "task")
+
+
+def test_bytes_that_are_no_text_are_base64(client: Client, sandbox: str) -> None:
+    body = {"command": "cat", "stdin": {"base64": "/wA="}}
+    assert client("POST", f"{sandbox}/exec", body)[1]["stdout"] == {"base64": "/wA="}
+
+
+def test_msgpack_carries_bytes(client: Client, sandbox: str) -> None:
+    body = msgspec.msgpack.encode({"type": "exec", "command": "cat", "stdin": b"\xff\0"})
+    headers = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
+    status, data = client.raw("POST", f"{sandbox}/exec", body, **headers)
+    assert (status, msgspec.msgpack.decode(data)["stdout"]) == (200, b"\xff\0")
+
+
+def test_a_batch_is_one_request(client: Client, sandbox: str) -> None:
+    actions = [
+        {"type": "write", "path": "f", "data": "one"},
+        {"type": "edit", "path": "f", "old": "one", "new": "two"},
+        {"type": "read", "path": "f"},
+        {"type": "exec", "command": "false"},
+        {"type": "read", "path": "f"},
+    ]
+    status, results = client("POST", f"{sandbox}/batch", {"actions": actions})
+    assert status == 200
+    assert [list(one) for one in results] == [[], [], ["data"], ["observation"]]
+    assert results[2]["data"] == "two"
+
+
+def test_the_same_key_gives_the_same_sandbox(client: Client) -> None:
+    key = {"Idempotency-Key": "k1"}
+    first, second = (client("POST", "/v1/sandboxes", {}, **key)[1] for _ in range(2))
+    assert first["id"] == second["id"]
+    status, other = client("POST", "/v1/sandboxes", {"lease": 5}, **key)
+    assert (status, other["error"]["code"]) == (400, "usage")
+    client("DELETE", f"/v1/sandboxes/{first['id']}")
+    status, ended = client("POST", "/v1/sandboxes", {}, **key)
+    assert (status, ended["error"]["code"]) == (503, "lease_ended")
+
+
+def test_a_lease_ends(client: Client) -> None:
+    made = client("POST", "/v1/sandboxes", {"lease": 0.5})[1]
+    path = f"/v1/sandboxes/{made['id']}"
+    assert eventually(lambda: client("GET", path)[0] == 404)
+
+
+def test_a_lease_is_kept_alive(client: Client) -> None:
+    made = client("POST", "/v1/sandboxes", {"lease": 2})[1]
+    kept = client("POST", "/v1/keep_alive", {"sandboxes": [made["id"], "sb-none"], "lease": 3600})
+    assert kept == (200, ["sb-none"])
+    assert client("GET", f"/v1/sandboxes/{made['id']}")[1]["expires"] > made["expires"] + 3000
+    client("DELETE", f"/v1/sandboxes/{made['id']}")
+
+
+def test_a_client_that_goes_away_stops_its_command(client: Client, sandbox: str) -> None:
+    body = json.dumps({"command": "echo $$ > pid; sleep 1000"}).encode()
+    with socket.create_connection(tuple(client.address.split(":"))) as raw:  # type: ignore[arg-type]
+        head = f"POST {sandbox}/exec HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        raw.sendall(head.encode() + body)
+        assert eventually(lambda: client.raw("GET", f"{sandbox}/files?path=pid")[0] == 200)
+    alive = {"command": "kill -0 $(cat pid)"}
+    assert eventually(lambda: client("POST", f"{sandbox}/exec", alive)[1]["exit_code"] != 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "code"),
+    [
+        ("exec", b"{", "argument"),
+        ("exec", b'{"command": 5}', "argument"),
+        ("exec", b"[]", "argument"),
+        ("exec", b'{"command": "true", "stdin": {"base64": "*"}}', "argument"),
+        ("search", b'{"text": "("  , "regex": true}', "request"),
+        ("attach", b'{"process": "none"}', "unknown_process"),
+    ],
+)
+def test_wrong_bodies_are_explained(client: Client, sandbox: str, path: str, body: bytes, code: str) -> None:
+    status, answer = client("POST", f"{sandbox}/{path}", body)
+    assert 400 <= status < 500
+    assert answer["error"]["code"] == code
+
+
+@pytest.mark.parametrize(
+    "image", ["/etc", "./x", "~root", "oci:/etc", "docker-daemon:x", "snapshot:secret", "snapshot:#1-1"]
+)
+def test_no_image_is_a_file_of_the_host(client: Client, image: str) -> None:
+    status, answer = client("POST", "/v1/sandboxes", {"image": image})
+    assert (status, answer["error"]["code"]) == (400, "recipe")
+
+
+def test_no_stage_names_a_file_of_the_host(client: Client) -> None:
+    for digest in ("../../etc", "0" * 64):
+        recipe = {"stages": [{"kind": "files", "files": {"x": digest}}]}
+        status, answer = client("POST", "/v1/sandboxes", {"recipe": recipe})
+        assert (status, answer["error"]["code"]) == (400, "recipe")
+
+
+def test_pages_of_other_sites_are_refused(client: Client) -> None:
+    status, answer = client("POST", "/v1/sandboxes", {}, Origin="http://evil.example")
+    assert (status, answer["error"]["code"]) == (403, "forbidden")
+
+
+def test_no_listening_beyond_the_loopback_without_a_token(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dutyfree", "serve", "--listen", "0.0.0.0:0", "--state", str(tmp_path)]
+    done = ran(command)
+    assert done.returncode == 2
+    assert "there is no token" in done.stderr
+    assert "dutyfree token create" in done.stderr
+
+
+def test_tokens_separate_tenants(tmp_path: Path) -> None:
+    def token(*arguments: str) -> str:
+        command = [sys.executable, "-m", "dutyfree", "token", *arguments, "--state", str(tmp_path)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    ours, theirs = token("create", "ours"), token("create", "theirs")
+    stored = sqlite3.connect(tmp_path / "server.sqlite").execute("SELECT * FROM tokens").fetchall()
+    assert ours.removeprefix("dutyfree_") not in repr(stored)
+    with serving(tmp_path) as url:
+        assert Client(url)("POST", "/v1/sandboxes", {})[0] == 401
+        assert Client(url, "dutyfree_wrong")("POST", "/v1/sandboxes", {})[0] == 401
+        mine, other = Client(url, ours), Client(url, theirs)
+        made = mine("POST", "/v1/sandboxes", {})[1]
+        path = f"/v1/sandboxes/{made['id']}"
+        assert other("GET", path)[0] == 404
+        assert other("POST", f"{path}/exec", {"command": "true"})[0] == 404
+        assert other("DELETE", path)[0] == 404
+        assert other("GET", "/v1/sandboxes")[1]["sandboxes"] == []
+        kept = mine("POST", f"{path}/snapshot", {})[1]
+        assert other("POST", "/v1/sandboxes", {"image": kept["image"]})[0] == 400
+        assert mine("POST", "/v1/sandboxes", {"image": kept["image"]})[0] == 201
+        identity = next(line.split()[0] for line in token("ls").splitlines() if "ours" in line)
+        token("revoke", identity)
+        assert eventually(lambda: mine("GET", "/v1/sandboxes")[0] == 401)
+        assert other("GET", "/v1/sandboxes")[0] == 200
