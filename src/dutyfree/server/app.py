@@ -12,11 +12,10 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -24,14 +23,17 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from dutyfree.contract import Limits, Read, Write
 from dutyfree.contract.errors import ArgumentError, DutyfreeError, UsageError
 from dutyfree.server import json_form
+from dutyfree.server.access import Access, Refused
 from dutyfree.server.channel import Channel, ProtocolError
 from dutyfree.server.channel_socket import ChannelSocket
+from dutyfree.server.e2b.control import ControlRoutes
+from dutyfree.server.e2b.envd import EnvdRoutes
 from dutyfree.server.handlers import HANDLERS, info
 from dutyfree.server.sandboxes import Held
-from dutyfree.server.service import LOCAL, Service
+from dutyfree.server.service import Service
 from dutyfree.server.tokens import FRESH
 from dutyfree.wire import calls, codec, frames
-from dutyfree.wire.errors import WireError, describe, status_of
+from dutyfree.wire.errors import describe, status_of
 from dutyfree.wire.recipes import WireRecipe
 
 MSGPACK = "application/msgpack"
@@ -41,15 +43,6 @@ PAGE = 100
 """Sandboxes on a page of the list."""
 
 _log = logging.getLogger(__name__)
-
-
-class Refused(Exception):  # noqa: N818 (names the state)
-    """The caller may not do this."""
-
-    def __init__(self, status: int, code: str, message: str, remedy: str = "") -> None:
-        super().__init__(message)
-        self.status = status
-        self.error = WireError(code, message, "program", retryable=False, remedy=remedy)
 
 
 class CreateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,9 +80,9 @@ Endpoint = Callable[["Routes", Request, str], Awaitable[Response]]
 class Routes:
     """The endpoints of one service."""
 
-    def __init__(self, service: Service, *, needs_token: bool) -> None:
+    def __init__(self, service: Service, access: Access) -> None:
         self._service = service
-        self._needs_token = needs_token
+        self._access = access
 
     def app(self) -> Starlette:
         plain = [name for name, kind in calls.CALLS.items() if kind.received is None and kind.sent is None]
@@ -109,41 +102,15 @@ class Routes:
                     for name in plain
                     for prefix in ("/v1", "/v1/sandboxes/{sandbox}")
                 ),
+                *ControlRoutes(self._service, self._access).routes(),
+                *EnvdRoutes(self._service).routes(),
             ]
         )
-
-    # --- Who asks ---------------------------------------------------------------------------------------
-
-    async def tenant(self, connection: HTTPConnection) -> str:
-        """The tenant of a request. Raises Refused."""
-        self._check_origin(connection)
-        kind, _, secret = connection.headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and secret:
-            tenant = await self._service.tokens.tenant(secret.strip())
-            if tenant is not None:
-                return tenant
-            raise Refused(
-                401, "unauthorized", "this token is not valid", "create one: dutyfree token create NAME"
-            )
-        if self._needs_token:
-            raise Refused(
-                401,
-                "unauthorized",
-                "the server needs a token",
-                "send the header Authorization: Bearer TOKEN",
-            )
-        return LOCAL
-
-    def _check_origin(self, connection: HTTPConnection) -> None:
-        """Refuse pages of other sites, which a browser on this machine may show. Raises Refused."""
-        origin = connection.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != connection.headers.get("host", ""):
-            raise Refused(403, "forbidden", "a page of another site may not use this server")
 
     def _guarded(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
             try:
-                tenant = await self.tenant(request)
+                tenant = await self._access.tenant(request)
                 return await endpoint(self, request, tenant)
             except Refused as error:
                 return _answer(request, {"error": error.error}, error.status)
@@ -162,7 +129,7 @@ class Routes:
 
     async def channel(self, socket: WebSocket) -> None:
         try:
-            tenant = await self.tenant(socket)
+            tenant = await self._access.tenant(socket)
         except Refused as error:
             await socket.close(4000 + error.status, str(error))
             return
@@ -199,7 +166,7 @@ class Routes:
         with contextlib.suppress(Refused):
             while True:
                 await asyncio.sleep(FRESH)
-                await self.tenant(socket)
+                await self._access.tenant(socket)
 
     # --- Sandboxes --------------------------------------------------------------------------------------
 

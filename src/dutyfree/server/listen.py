@@ -14,6 +14,7 @@ from pathlib import Path
 import uvicorn
 
 from dutyfree.contract.errors import Unavailable, UsageError
+from dutyfree.server.access import Access
 from dutyfree.server.app import Routes
 from dutyfree.server.channel_socket import ChannelSocket
 from dutyfree.server.service import Service
@@ -106,8 +107,9 @@ async def serving(
     """Serve while the context lasts; gives the URL. Raises UsageError, Unavailable."""
     check(address, service)
     listener = address.bind()
+    access = Access(service.tokens, needs_token=not address.is_local or service.tokens.exist())
     config = uvicorn.Config(
-        Routes(service, needs_token=not address.is_local or service.tokens.exist()).app(),
+        Routes(service, access).app(),
         log_config=None,
         access_log=False,
         lifespan="off",

@@ -41,7 +41,10 @@ class Held:
         self.created = time.time()
         self.until = asyncio.get_running_loop().time() + lease
         self.released = False
-        self.end_reason = ""
+        self.access_token = secrets.token_urlsafe(24)
+        """Lets clients of E2B's wire into this sandbox, who name no tenant there."""
+        self.template = ""
+        """What such a client asked for."""
 
     @property
     def expires(self) -> float:
@@ -135,6 +138,10 @@ class Sandboxes:
                 remedy="create another one; keep a lease alive for as long as you need the sandbox",
             )
         return held
+
+    def find(self, name: str) -> Held | None:
+        """The sandbox with this id, of whichever tenant. The caller must check its access token."""
+        return self._held.get(name)
 
     async def create(
         self,

@@ -59,6 +59,10 @@ class InitSandbox:
         """Whether, as far as we know, it still runs."""
         return self._lifecycle.alive
 
+    @property
+    def paused(self) -> bool:
+        return self._lifecycle.paused
+
     # --- Commands -----------------------------------------------------------------------------------
 
     async def exec(
@@ -116,9 +120,10 @@ class InitSandbox:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bool = False,
+        user: str | None = None,
     ) -> NativeProcess:
         """Start a background process."""
-        return await self._processes.start(as_exec(command, cwd, env), stdin=stdin)
+        return await self._processes.start(as_exec(command, cwd, env, user=user), stdin=stdin)
 
     async def processes(self) -> tuple[NativeProcess, ...]:
         """The background processes that run, and the latest that have ended."""

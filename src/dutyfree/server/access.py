@@ -1,0 +1,54 @@
+"""Who asks: the tenant of a request, from its token."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from starlette.requests import HTTPConnection
+
+from dutyfree.server.service import LOCAL
+from dutyfree.server.tokens import PREFIX, Tokens
+from dutyfree.wire.errors import WireError
+
+
+class Refused(Exception):  # noqa: N818 (names the state)
+    """The caller may not do this. ``status`` is that of the answer."""
+
+    def __init__(self, status: int, code: str, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.error = WireError(code, message, "program", retryable=False, remedy=remedy)
+
+
+class Access:
+    """Decides who a caller is."""
+
+    def __init__(self, tokens: Tokens, *, needs_token: bool) -> None:
+        self._tokens = tokens
+        self._needs_token = needs_token
+
+    async def tenant(self, connection: HTTPConnection) -> str:
+        """The tenant of a request. Raises Refused."""
+        _check_origin(connection)
+        secret = _secret(connection)
+        if not self._needs_token and not secret.startswith(PREFIX):
+            return LOCAL
+        if not secret:
+            raise Refused(401, "unauthorized", "the server needs a token", "send Authorization: Bearer TOKEN")
+        tenant = await self._tokens.tenant(secret)
+        if tenant is None:
+            raise Refused(401, "unauthorized", "this token is not valid", "see: dutyfree token --help")
+        return tenant
+
+
+def _secret(connection: HTTPConnection) -> str:
+    """The token of a request, where our own clients or those of E2B put it."""
+    kind, _, secret = connection.headers.get("authorization", "").partition(" ")
+    return secret.strip() if kind.lower() == "bearer" else connection.headers.get("x-api-key", "")
+
+
+def _check_origin(connection: HTTPConnection) -> None:
+    """Refuse pages of other sites, which a browser on this machine may show. Raises Refused."""
+    origin = connection.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != connection.headers.get("host", ""):
+        raise Refused(403, "forbidden", "a page of another site may not use this server")

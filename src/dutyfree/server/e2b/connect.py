@@ -1,0 +1,113 @@
+"""Connect RPC with JSON: single answers, and streams of enveloped messages."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from dutyfree.contract.errors import ActionError, DutyfreeError, FileError
+from dutyfree.wire.errors import describe
+
+ENVELOPE = struct.Struct(">BI")
+LAST = 0x02
+"""Flag of the envelope that ends a stream."""
+
+STATUS = {
+    "invalid_argument": 400,
+    "not_found": 404,
+    "already_exists": 409,
+    "unauthenticated": 401,
+    "unimplemented": 501,
+    "unavailable": 502,
+    "deadline_exceeded": 504,
+    "internal": 500,
+}
+
+
+class RpcError(Exception):
+    """An error of a call, with one of the codes of Connect RPC."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def rpc_error(error: DutyfreeError) -> RpcError:
+    """What E2B's SDK understands of an error of ours."""
+    found = describe(error)
+    if found.code == "sandbox_closed":
+        return RpcError("unavailable", "The sandbox was not found")
+    if isinstance(error, FileError) and error.kind == "not_found":
+        return RpcError("not_found", error.message)
+    if isinstance(error, FileError) and error.kind == "exists":
+        return RpcError("already_exists", error.message)
+    if found.code == "unknown_process":
+        return RpcError("not_found", error.message)
+    if isinstance(error, ActionError) or found.verdict == "program":
+        return RpcError("invalid_argument", error.message)
+    return RpcError("internal", error.message)
+
+
+def body_of(error: RpcError) -> dict[str, str]:
+    return {"code": error.code, "message": str(error)}
+
+
+def refusal(error: RpcError) -> Response:
+    """The answer to a call that failed."""
+    body = msgspec.json.encode(body_of(error))
+    return Response(body, STATUS.get(error.code, 500), media_type="application/json")
+
+
+async def unary(request: Request) -> dict[str, Any]:
+    """The message of a call with one answer. Raises RpcError."""
+    return _decoded(await request.body() or b"{}")
+
+
+async def streamed(request: Request) -> dict[str, Any]:
+    """The one message of a call whose answer is a stream. Raises RpcError."""
+    data = await request.body()
+    if len(data) < ENVELOPE.size:
+        raise RpcError("invalid_argument", "the request has no message")
+    _, size = ENVELOPE.unpack_from(data)
+    return _decoded(data[ENVELOPE.size : ENVELOPE.size + size])
+
+
+def _decoded(data: bytes) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise RpcError("invalid_argument", str(error)) from error
+    return found
+
+
+def stream(messages: AsyncIterator[dict[str, Any]]) -> Response:
+    """The answer of a call that gives messages until it ends, or fails with an RpcError."""
+    return StreamingResponse(_envelopes(messages), media_type="application/connect+json")
+
+
+async def _envelopes(messages: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+    end: dict[str, Any] = {}
+    try:
+        async for message in messages:
+            yield _envelope(0, message)
+    except RpcError as error:
+        end = {"error": body_of(error)}
+    except DutyfreeError as error:
+        end = {"error": body_of(rpc_error(error))}
+    yield _envelope(LAST, end)
+
+
+def _envelope(flags: int, message: dict[str, Any]) -> bytes:
+    data = msgspec.json.encode(message)
+    return ENVELOPE.pack(flags, len(data)) + data
+
+
+def deadline(request: Request) -> float | None:
+    """The seconds that the client gives the call; None for no limit."""
+    value = request.headers.get("connect-timeout-ms", "")
+    return int(value) / 1000 if value.isdigit() and int(value) > 0 else None

@@ -1,0 +1,445 @@
+"""E2B's API inside of a sandbox: processes, files and watches."""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import contextlib
+import gzip
+import posixpath
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+import msgspec
+from starlette.datastructures import UploadFile
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from dutyfree.contract import Exec, Observation
+from dutyfree.contract.abilities import Change
+from dutyfree.contract.errors import DutyfreeError, SandboxClosed
+from dutyfree.engine.sandbox.sandbox import NativeSandbox
+from dutyfree.server.e2b import connect
+from dutyfree.server.e2b.connect import RpcError
+from dutyfree.server.e2b.processes import Command, CommandConfig, Commands, TerminalCommand
+from dutyfree.server.sandboxes import Held
+from dutyfree.server.service import Service
+
+SIGNALS = {"SIGNAL_SIGKILL": 9, "SIGNAL_SIGTERM": 15}
+EVENTS = {
+    "created": "EVENT_TYPE_CREATE",
+    "moved_to": "EVENT_TYPE_CREATE",
+    "modified": "EVENT_TYPE_WRITE",
+    "deleted": "EVENT_TYPE_REMOVE",
+    "moved_from": "EVENT_TYPE_RENAME",
+    "attributes": "EVENT_TYPE_CHMOD",
+}
+"""The kinds of E2B by ours. Those that it does not have are left out."""
+
+TYPES = {0o100000: "FILE_TYPE_FILE", 0o040000: "FILE_TYPE_DIRECTORY", 0o120000: "FILE_TYPE_SYMLINK"}
+EVENTS_KEPT = 10_000
+"""Events that a watcher keeps for a client that asks for them later."""
+
+_STAT = ("stat", "-c", "%f\t%s\t%U\t%G\t%Y\t%n", "--")
+_LIST = 'exec find "$1" -mindepth 1 -maxdepth "$2" -exec stat -c "%f\t%s\t%U\t%G\t%Y\t%n" -- {} +'
+
+T = TypeVar("T")
+Rpc = Callable[["Envd", Request], Awaitable[Response]]
+
+
+class Envd:
+    """What E2B clients have in one sandbox."""
+
+    def __init__(self, held: Held) -> None:
+        self.held = held
+        self.commands = Commands(held.sandbox)
+        self.watchers: dict[str, Watcher] = {}
+
+    @property
+    def sandbox(self) -> NativeSandbox:
+        if self.held.released:
+            raise SandboxClosed("The sandbox was not found")
+        return self.held.sandbox
+
+    def path(self, given: str) -> str:
+        """A path as E2B means it: relative ones begin in the working directory."""
+        return posixpath.normpath(posixpath.join(self.held.sandbox.workdir, given or "."))
+
+    # --- Processes --------------------------------------------------------------------------------------
+
+    async def start(self, request: Request) -> Response:
+        wanted = await connect.streamed(request)
+        config = _config(request, wanted)
+        if (pty := wanted.get("pty")) is not None:
+            size = pty.get("size") or {}
+            command: Command = await self.commands.open(config, size.get("rows", 24), size.get("cols", 80))
+        else:
+            command = await self.commands.start(config, stdin=bool(wanted.get("stdin", True)))
+        return connect.stream(_events(command, request, kill=True))
+
+    async def attach(self, request: Request) -> Response:
+        wanted = await connect.streamed(request)
+        command = self.commands.get(wanted.get("process") or {})
+        return connect.stream(_events(command, request, kill=False))
+
+    async def list(self, request: Request) -> Response:
+        await connect.unary(request)
+        found = [
+            {
+                "pid": command.pid,
+                "config": {
+                    "cmd": command.config.words[0],
+                    "args": list(command.config.words[1:]),
+                    "envs": command.config.env,
+                    **({} if command.config.cwd is None else {"cwd": command.config.cwd}),
+                },
+                **({} if command.config.tag is None else {"tag": command.config.tag}),
+            }
+            for command in self.commands.running()
+        ]
+        return _json({"processes": found})
+
+    async def send_input(self, request: Request) -> Response:
+        wanted = await connect.unary(request)
+        given = wanted.get("input") or {}
+        data = binascii.a2b_base64(given.get("stdin") or given.get("pty") or "")
+        await self.commands.get(wanted.get("process") or {}).write(data)
+        return _json({})
+
+    async def close_stdin(self, request: Request) -> Response:
+        wanted = await connect.unary(request)
+        await self.commands.get(wanted.get("process") or {}).close_stdin()
+        return _json({})
+
+    async def send_signal(self, request: Request) -> Response:
+        wanted = await connect.unary(request)
+        number = SIGNALS.get(wanted.get("signal", ""))
+        if number is None:
+            raise RpcError("invalid_argument", f"there is no signal {wanted.get('signal')!r}")
+        await self.commands.get(wanted.get("process") or {}).signal(number)
+        return _json({})
+
+    async def update(self, request: Request) -> Response:
+        wanted = await connect.unary(request)
+        command = self.commands.get(wanted.get("process") or {})
+        size = (wanted.get("pty") or {}).get("size") or {}
+        if isinstance(command, TerminalCommand):
+            await command.resize(size.get("rows", 24), size.get("cols", 80))
+        return _json({})
+
+    # --- Files ------------------------------------------------------------------------------------------
+
+    async def stat(self, request: Request) -> Response:
+        wanted = await connect.unary(request)
+        return _json({"entry": await self.entry(wanted.get("path", ""))})
+
+    async def entry(self, given: str) -> dict[str, Any]:
+        """Raises RpcError if there is nothing."""
+        path = self.path(given)
+        seen = await self.sandbox.exec([*_STAT, path])
+        if not seen.ok:
+            raise RpcError("not_found", f"{given}: no such file or directory")
+        (entry,) = await self._entries(seen)
+        return entry
+
+    async def list_directory(self, request: Request) -> Response:
+        wanted = await connect.unary(request)
+        path, depth = self.path(wanted.get("path", "")), wanted.get("depth") or 1
+        await self.sandbox.list(path)  # raises what is wrong with the directory
+        seen = await self.sandbox.exec(["/bin/sh", "-c", _LIST, "sh", path, str(depth)])
+        return _json({"entries": await self._entries(seen)})
+
+    async def _entries(self, seen: Observation) -> list[dict[str, Any]]:
+        entries = [_entry(line) for line in seen.stdout.decode(errors="replace").splitlines()]
+        links = [entry for entry in entries if entry["type"] == "FILE_TYPE_SYMLINK"]
+        targets = await self.sandbox.batch(
+            [Exec(("readlink", "--", link["path"])) for link in links], stop_on_failure=False
+        )
+        for link, target in zip(links, targets, strict=True):
+            if isinstance(target, Observation) and target.ok:
+                link["symlinkTarget"] = target.stdout.decode(errors="replace").rstrip("\n")
+            link["isSymlink"] = True
+        return sorted(entries, key=lambda entry: entry["path"])
+
+    async def make_directory(self, request: Request) -> Response:
+        wanted = await connect.unary(request)
+        path = self.path(wanted.get("path", ""))
+        script = '[ -d "$1" ] && exit 17; [ -e "$1" ] && exit 20; exec mkdir -p -- "$1"'
+        seen = await self.sandbox.exec(["/bin/sh", "-c", script, "sh", path])
+        if seen.exit_code == 17:
+            raise RpcError("already_exists", f"directory already exists: {path}")
+        if not seen.ok:
+            raise RpcError("invalid_argument", seen.stderr.decode(errors="replace") or f"{path} is a file")
+        return _json({"entry": await self.entry(path)})
+
+    async def move(self, request: Request) -> Response:
+        wanted = await connect.unary(request)
+        source, target = (self.path(wanted.get(name, "")) for name in ("source", "destination"))
+        await self.entry(source)  # raises RpcError
+        script = 'mkdir -p -- "$(dirname -- "$2")" && exec mv -T -- "$1" "$2"'
+        seen = await self.sandbox.exec(["/bin/sh", "-c", script, "sh", source, target])
+        if not seen.ok:
+            raise RpcError("invalid_argument", seen.stderr.decode(errors="replace"))
+        return _json({"entry": await self.entry(target)})
+
+    async def remove(self, request: Request) -> Response:
+        wanted = await connect.unary(request)
+        await self.sandbox.remove(self.path(wanted.get("path", "")))
+        return _json({})
+
+    async def read(self, request: Request) -> Response:
+        data = await self.sandbox.read(self.path(request.query_params.get("path", "")))
+        return Response(data, media_type="application/octet-stream")
+
+    async def write(self, request: Request) -> Response:
+        """One file as the body, or several as a form, whose names are their paths."""
+        path = request.query_params.get("path")
+        written = []
+        if request.headers.get("content-type", "").startswith("multipart/"):
+            async with request.form() as form:
+                for part in form.getlist("file"):
+                    assert isinstance(part, UploadFile)
+                    at = self.path(path or part.filename or "")
+                    await self.sandbox.write(at, await part.read())
+                    written.append(at)
+        else:
+            data = await request.body()
+            if request.headers.get("content-encoding") == "gzip":
+                data = await anyio.to_thread.run_sync(gzip.decompress, data)
+            at = self.path(path or "")
+            await self.sandbox.write(at, data)
+            written.append(at)
+        return _json([{"path": at, "name": posixpath.basename(at), "type": "file"} for at in written])
+
+    # --- Watches ----------------------------------------------------------------------------------------
+
+    async def watch(self, request: Request) -> Response:
+        wanted = await connect.streamed(request)
+        return connect.stream(self._changes(wanted, request))
+
+    async def _changes(self, wanted: dict[str, Any], request: Request) -> AsyncIterator[dict[str, Any]]:
+        path = self.path(wanted.get("path", ""))
+        async with self.sandbox.watch(path, recursive=bool(wanted.get("recursive"))) as changes:
+            yield {"start": {}}
+            async for change in _in_time(changes, connect.deadline(request)):
+                if (event := _event(change)) is not None:
+                    yield {"filesystem": event}
+
+    async def create_watcher(self, request: Request) -> Response:
+        wanted = await connect.unary(request)
+        watcher = Watcher(
+            self.sandbox, self.path(wanted.get("path", "")), recursive=bool(wanted.get("recursive"))
+        )
+        await watcher.begun()
+        name = secrets.token_hex(8)
+        self.watchers[name] = watcher
+        return _json({"watcherId": name})
+
+    async def watcher_events(self, request: Request) -> Response:
+        wanted = await connect.unary(request)
+        return _json({"events": self._watcher(wanted).take()})
+
+    async def remove_watcher(self, request: Request) -> Response:
+        wanted = await connect.unary(request)
+        self._watcher(wanted).end()
+        del self.watchers[wanted["watcherId"]]
+        return _json({})
+
+    def _watcher(self, wanted: dict[str, Any]) -> Watcher:
+        watcher = self.watchers.get(wanted.get("watcherId", ""))
+        if watcher is None:
+            raise RpcError("not_found", "there is no such watcher")
+        return watcher
+
+
+class Watcher:
+    """A watch whose events are kept until the client asks for them."""
+
+    def __init__(self, sandbox: NativeSandbox, path: str, *, recursive: bool) -> None:
+        self._events: list[dict[str, Any]] = []
+        self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._watch(sandbox, path, recursive))
+
+    async def _watch(self, sandbox: NativeSandbox, path: str, recursive: bool) -> None:
+        try:
+            async with sandbox.watch(path, recursive=recursive) as changes:
+                self._begun.set_result(None)
+                async for change in changes:
+                    if (event := _event(change)) is not None and len(self._events) < EVENTS_KEPT:
+                        self._events.append(event)
+        except DutyfreeError as error:
+            if not self._begun.done():
+                self._begun.set_exception(error)
+
+    async def begun(self) -> None:
+        await self._begun
+
+    def take(self) -> list[dict[str, Any]]:
+        taken, self._events = self._events, []
+        return taken
+
+    def end(self) -> None:
+        self._task.cancel()
+
+
+class EnvdRoutes:
+    """The routes of E2B's SDK for what is in a sandbox. It names the sandbox in a header."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._envds: dict[str, Envd] = {}
+
+    def routes(self) -> list[Route]:
+        calls: dict[str, tuple[str, Rpc]] = {
+            "/process.Process/Start": ("POST", Envd.start),
+            "/process.Process/Connect": ("POST", Envd.attach),
+            "/process.Process/List": ("POST", Envd.list),
+            "/process.Process/SendInput": ("POST", Envd.send_input),
+            "/process.Process/CloseStdin": ("POST", Envd.close_stdin),
+            "/process.Process/SendSignal": ("POST", Envd.send_signal),
+            "/process.Process/Update": ("POST", Envd.update),
+            "/filesystem.Filesystem/Stat": ("POST", Envd.stat),
+            "/filesystem.Filesystem/ListDir": ("POST", Envd.list_directory),
+            "/filesystem.Filesystem/MakeDir": ("POST", Envd.make_directory),
+            "/filesystem.Filesystem/Move": ("POST", Envd.move),
+            "/filesystem.Filesystem/Remove": ("POST", Envd.remove),
+            "/filesystem.Filesystem/WatchDir": ("POST", Envd.watch),
+            "/filesystem.Filesystem/CreateWatcher": ("POST", Envd.create_watcher),
+            "/filesystem.Filesystem/GetWatcherEvents": ("POST", Envd.watcher_events),
+            "/filesystem.Filesystem/RemoveWatcher": ("POST", Envd.remove_watcher),
+        }
+        return [
+            Route("/health", self._guarded(_healthy), methods=["GET"]),
+            Route("/files", self._guarded(Envd.read), methods=["GET"]),
+            Route("/files", self._guarded(Envd.write), methods=["POST"]),
+            *(Route(path, self._guarded(rpc), methods=[verb]) for path, (verb, rpc) in calls.items()),
+        ]
+
+    def _guarded(self, rpc: Rpc) -> Callable[[Request], Awaitable[Response]]:
+        async def guarded(request: Request) -> Response:
+            try:
+                return await rpc(self._envd(request), request)
+            except RpcError as error:
+                return connect.refusal(error)
+            except DutyfreeError as error:
+                return connect.refusal(connect.rpc_error(error))
+
+        return guarded
+
+    def _envd(self, request: Request) -> Envd:
+        """The sandbox of a request, which has the access token of the creation. Raises RpcError."""
+        name = request.headers.get("e2b-sandbox-id", "")
+        held = self._service.sandboxes.find(name)
+        if held is None:
+            self._envds.pop(name, None)
+            raise RpcError("unavailable", "The sandbox was not found")
+        if not secrets.compare_digest(request.headers.get("x-access-token", ""), held.access_token):
+            raise RpcError("unauthenticated", "the access token of the sandbox is not valid")
+        envd = self._envds.get(name)
+        if envd is None:
+            self._envds = {one: kept for one, kept in self._envds.items() if not kept.held.released}
+            envd = self._envds[name] = Envd(held)
+        return envd
+
+
+async def _healthy(_envd: Envd, _request: Request) -> Response:
+    return Response(status_code=204)
+
+
+def _config(request: Request, wanted: dict[str, Any]) -> CommandConfig:
+    process = wanted.get("process") or {}
+    words = (process.get("cmd", ""), *process.get("args", ()))
+    return CommandConfig(
+        words, process.get("envs") or {}, process.get("cwd") or None, _user(request), wanted.get("tag")
+    )
+
+
+def _user(request: Request) -> str | None:
+    """The user that a request names. E2B's usual one stands for the image's own."""
+    kind, _, value = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() != "basic":
+        return None
+    try:
+        name = binascii.a2b_base64(value).decode().partition(":")[0]
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+    return None if name in ("", "user") else name
+
+
+async def _events(command: Command, request: Request, *, kill: bool) -> AsyncIterator[dict[str, Any]]:
+    """The life of a command as events. ``kill``: what is left at the deadline of the call is killed."""
+    yield {"event": {"start": {"pid": command.pid}}}
+    try:
+        async for stream, data in _in_time(command.output(), connect.deadline(request)):
+            text = binascii.b2a_base64(data, newline=False).decode()
+            yield {"event": {"data": {stream: text}}}
+        seen = await command.wait()
+    except RpcError:
+        if kill:
+            with contextlib.suppress(DutyfreeError):
+                await command.signal(9)
+        raise
+    end: dict[str, Any] = {
+        "exitCode": seen.exit_code,
+        "exited": seen.signal is None,
+        "status": f"exit status {seen.exit_code}" if seen.signal is None else f"signal {seen.signal}",
+    }
+    if not seen.ok:
+        end["error"] = end["status"]
+    yield {"event": {"end": end}}
+
+
+async def _in_time(source: AsyncIterator[T], seconds: float | None) -> AsyncIterator[T]:
+    """The items of a source. Raises RpcError at the deadline of the call."""
+    loop = asyncio.get_running_loop()
+    end = None if seconds is None else loop.time() + seconds
+    while True:
+        try:
+            left = None if end is None else max(0.0, end - loop.time())
+            item = await asyncio.wait_for(anext(source), left)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise RpcError("deadline_exceeded", f"the call took longer than {seconds:g} s") from None
+        yield item
+
+
+def _entry(line: str) -> dict[str, Any]:
+    raw, size, owner, group, modified, path = line.split("\t", 5)
+    mode = int(raw, 16)
+    return {
+        "name": posixpath.basename(path),
+        "type": TYPES.get(mode & 0o170000, "FILE_TYPE_UNSPECIFIED"),
+        "path": path,
+        "size": size,  # a 64-bit number is a text in the JSON of protocol buffers
+        "mode": mode & 0o7777,
+        "permissions": _permissions(mode),
+        "owner": owner,
+        "group": group,
+        "modifiedTime": _time(int(modified)),
+    }
+
+
+def _permissions(mode: int) -> str:
+    import stat
+
+    return stat.filemode(mode)
+
+
+def _time(seconds: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _event(change: Change) -> dict[str, Any] | None:
+    kind = EVENTS.get(change.kind)
+    return None if kind is None else {"name": change.path, "type": kind}
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

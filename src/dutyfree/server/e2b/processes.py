@@ -1,0 +1,178 @@
+"""The commands of one sandbox as E2B knows them: by a number, with output for any number of readers.
+
+A command is a background process or a terminal of ours. It goes on when its client disconnects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from dutyfree.contract import Observation
+from dutyfree.contract.errors import UnknownProcess
+from dutyfree.engine.sandbox.processes import NativeProcess
+from dutyfree.engine.sandbox.sandbox import NativeSandbox
+from dutyfree.engine.sandbox.terminal import NativeTerminal
+
+Stream: TypeAlias = Literal["stdout", "stderr", "pty"]
+
+TERMINAL_KEPT = 1 << 20
+"""Bytes of a terminal's output that are kept for readers who come later."""
+
+
+class CommandConfig(NamedTuple):
+    """What a client asked to run."""
+
+    words: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str | None
+    user: str | None
+    tag: str | None
+
+
+class ProcessCommand:
+    """A command without a terminal."""
+
+    def __init__(self, pid: int, config: CommandConfig, process: NativeProcess) -> None:
+        self.pid = pid
+        self.config = config
+        self._process = process
+
+    @property
+    def running(self) -> bool:
+        return self._process.running
+
+    async def output(self) -> AsyncIterator[tuple[Stream, bytes]]:
+        """All of its output that is kept, and what comes, until it ends."""
+        async for piece in self._process.output():
+            yield piece.stream, piece.data
+
+    async def wait(self) -> Observation:
+        return await self._process.wait()
+
+    async def write(self, data: bytes) -> None:
+        await self._process.write(data)
+
+    async def close_stdin(self) -> None:
+        await self._process.close_stdin()
+
+    async def signal(self, number: int) -> None:
+        await (self._process.kill() if number == 9 else self._process.signal(number))
+
+
+class TerminalCommand:
+    """A command in a terminal, which a task of ours reads."""
+
+    def __init__(
+        self, pid: int, config: CommandConfig, sandbox: NativeSandbox, rows: int, columns: int
+    ) -> None:
+        self.pid = pid
+        self.config = config
+        self._kept: list[bytes] = []
+        self._dropped = 0
+        self._changed = asyncio.Event()
+        self._opened: asyncio.Future[NativeTerminal] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._hold(sandbox, rows, columns))
+
+    async def _hold(self, sandbox: NativeSandbox, rows: int, columns: int) -> Observation:
+        config = self.config
+        try:
+            async with sandbox.terminal(
+                config.words, rows=rows, columns=columns, cwd=config.cwd, env=config.env, user=config.user
+            ) as terminal:
+                self._opened.set_result(terminal)
+                while data := await terminal.read():
+                    self._kept.append(data)
+                    while sum(map(len, self._kept)) > TERMINAL_KEPT:
+                        self._kept.pop(0)
+                        self._dropped += 1
+                    self._wake()
+                return await terminal.wait()
+        except BaseException as error:
+            if not self._opened.done():
+                self._opened.set_exception(error)
+                self._opened.exception()
+            raise
+        finally:
+            self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def opened(self) -> NativeTerminal:
+        return await asyncio.shield(self._opened)
+
+    @property
+    def running(self) -> bool:
+        return not self._task.done()
+
+    async def output(self) -> AsyncIterator[tuple[Stream, bytes]]:
+        at = self._dropped
+        while True:
+            at = max(at, self._dropped)
+            while at - self._dropped < len(self._kept):
+                yield "pty", self._kept[at - self._dropped]
+                at += 1
+            if self._task.done():
+                return
+            await self._changed.wait()
+
+    async def wait(self) -> Observation:
+        return await asyncio.shield(self._task)
+
+    async def write(self, data: bytes) -> None:
+        await (await self.opened()).write(data)
+
+    async def close_stdin(self) -> None:
+        await self.write(b"\x04")  # end of input, as typed
+
+    async def resize(self, rows: int, columns: int) -> None:
+        await (await self.opened()).resize(rows, columns)
+
+    async def signal(self, _number: int) -> None:
+        await (await self.opened()).kill()
+
+
+Command: TypeAlias = ProcessCommand | TerminalCommand
+
+
+class Commands:
+    """All commands that E2B clients started in one sandbox."""
+
+    def __init__(self, sandbox: NativeSandbox) -> None:
+        self._sandbox = sandbox
+        self._numbers = itertools.count(1000)
+        self._commands: dict[int, Command] = {}
+
+    async def start(self, config: CommandConfig, *, stdin: bool) -> ProcessCommand:
+        """Raises ActionError, SubstrateError."""
+        process = await self._sandbox.start(
+            config.words, cwd=config.cwd, env=config.env, stdin=stdin, user=config.user
+        )
+        return self._add(ProcessCommand(next(self._numbers), config, process))
+
+    async def open(self, config: CommandConfig, rows: int, columns: int) -> TerminalCommand:
+        """Raises ActionError, SubstrateError."""
+        command = TerminalCommand(next(self._numbers), config, self._sandbox, rows, columns)
+        await command.opened()
+        return self._add(command)
+
+    def _add(self, command: Any) -> Any:
+        self._commands = {pid: one for pid, one in self._commands.items() if one.running}
+        self._commands[command.pid] = command
+        return command
+
+    def running(self) -> list[Command]:
+        return [command for command in self._commands.values() if command.running]
+
+    def get(self, selector: dict[str, Any]) -> Command:
+        """The command that a request selects, by pid or by tag. Raises UnknownProcess."""
+        for command in self.running():
+            if command.pid == selector.get("pid") or (
+                command.config.tag is not None and command.config.tag == selector.get("tag")
+            ):
+                return command
+        raise UnknownProcess(str(selector.get("pid") or selector.get("tag")))

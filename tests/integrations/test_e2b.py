@@ -1,0 +1,249 @@
+"""The unmodified SDK of E2B against our server: async and sync."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("e2b", reason="to enable it: make test-integrations")
+
+from e2b import AsyncSandbox, Sandbox, SandboxQuery
+from e2b.exceptions import (
+    AuthenticationException,
+    FileNotFoundException,
+    NotFoundException,
+    SandboxException,
+    TimeoutException,
+)
+from e2b.sandbox.commands.command_handle import CommandExitException, PtySize
+
+from dutyfree.server.tokens import Tokens
+from tests.awaiting import until
+from tests.processes import eventually
+from tests.serving import serving
+
+pytestmark = pytest.mark.native
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(tmp_path_factory.mktemp("state")) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def pointed_here(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("E2B_API_URL", url)
+    monkeypatch.setenv("E2B_SANDBOX_URL", url)
+    monkeypatch.setenv("E2B_API_KEY", "e2b_anything")
+
+
+@pytest.fixture
+async def sandbox(pointed_here: None) -> AsyncIterator[AsyncSandbox]:
+    made = await AsyncSandbox.create(timeout=120, metadata={"run": "7"}, envs={"GIVEN": "yes"})
+    yield made
+    await made.kill()
+
+
+# --- The life of a sandbox --------------------------------------------------------------------------
+
+
+async def test_create_connect_list_and_kill(sandbox: AsyncSandbox) -> None:
+    assert await sandbox.is_running()
+    info = await sandbox.get_info()
+    assert (info.sandbox_id, info.metadata) == (sandbox.sandbox_id, {"run": "7"})
+    again = await AsyncSandbox.connect(sandbox.sandbox_id)
+    assert (await again.commands.run("echo $GIVEN")).stdout == "yes\n"
+    paginator = AsyncSandbox.list(SandboxQuery(metadata={"run": "7"}))
+    assert sandbox.sandbox_id in [one.sandbox_id for one in await paginator.next_items()]
+    assert await AsyncSandbox.kill(sandbox.sandbox_id)
+    assert not await AsyncSandbox.kill(sandbox.sandbox_id)
+    assert not await sandbox.is_running()
+
+
+async def test_the_timeout_ends_a_sandbox(pointed_here: None) -> None:
+    made = await AsyncSandbox.create(timeout=120)
+    await made.set_timeout(1)
+
+    async def ended() -> bool:
+        return not await made.is_running()
+
+    assert await until(ended)
+
+
+async def test_pause_and_resume(sandbox: AsyncSandbox) -> None:
+    await sandbox.files.write("kept", "yes")
+    await sandbox.pause()
+    assert (await sandbox.get_info()).state.value == "paused"
+    again = await sandbox.connect(timeout=60)
+    assert await again.files.read("kept") == "yes"
+    assert (await sandbox.get_info()).state.value == "running"
+
+
+async def test_fork_and_snapshot(sandbox: AsyncSandbox) -> None:
+    await sandbox.files.write("kept", "yes")
+    children = await sandbox.fork(count=2)
+    for child in children:
+        assert isinstance(child, AsyncSandbox)
+        assert await child.files.read("kept") == "yes"
+        await child.kill()
+    kept = await sandbox.create_snapshot()
+    copy = await AsyncSandbox.create(kept.snapshot_id)
+    assert await copy.files.read("kept") == "yes"
+    await copy.kill()
+
+
+async def test_an_unknown_template_is_an_error(pointed_here: None) -> None:
+    with pytest.raises(SandboxException, match="not found"):
+        await AsyncSandbox.create("no-such-template")
+
+
+async def test_a_wrong_access_token_is_refused(sandbox: AsyncSandbox, url: str) -> None:
+    import httpx
+
+    async with httpx.AsyncClient(base_url=url) as client:
+        headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "X-Access-Token": "wrong"}
+        answer = await client.get("/files", params={"path": "/etc/passwd"}, headers=headers)
+    assert answer.status_code == 401
+
+
+# --- Commands ---------------------------------------------------------------------------------------
+
+
+async def test_a_command_streams_its_output(sandbox: AsyncSandbox) -> None:
+    out: list[str] = []
+    err: list[str] = []
+    command = "echo one; sleep 0.1; echo two; echo oops >&2"
+    done = await sandbox.commands.run(command, on_stdout=out.append, on_stderr=err.append)
+    assert (done.stdout, done.stderr, done.exit_code) == ("one\ntwo\n", "oops\n", 0)
+    assert ("".join(out), "".join(err)) == ("one\ntwo\n", "oops\n")
+
+
+async def test_a_failure_is_an_exception_with_its_output(sandbox: AsyncSandbox) -> None:
+    with pytest.raises(CommandExitException) as failed:
+        await sandbox.commands.run("echo out; exit 3", cwd="/tmp", envs={"A": "b"})
+    assert (failed.value.exit_code, failed.value.stdout) == (3, "out\n")
+
+
+async def test_a_timeout_kills_the_command(sandbox: AsyncSandbox) -> None:
+    with pytest.raises(TimeoutException):
+        await sandbox.commands.run("echo $$ > pid; sleep 1000", timeout=1)
+    pid = (await sandbox.files.read("pid")).strip()
+
+    async def dead() -> bool:
+        return (
+            await sandbox.commands.run(f"kill -0 {pid} 2>/dev/null && echo alive || echo dead")
+        ).stdout == "dead\n"
+
+    assert await until(dead)
+
+
+async def test_a_background_command_with_input(sandbox: AsyncSandbox) -> None:
+    handle = await sandbox.commands.run("cat; exit 4", background=True, stdin=True)
+    assert handle.pid in [one.pid for one in await sandbox.commands.list()]
+    await sandbox.commands.send_stdin(handle.pid, "typed\n")
+    await handle.disconnect()
+    again = await sandbox.commands.connect(handle.pid)
+    await sandbox.commands.close_stdin(handle.pid)
+    with pytest.raises(CommandExitException) as ended:
+        await again.wait()
+    assert (ended.value.exit_code, ended.value.stdout) == (4, "typed\n")
+
+
+async def test_a_background_command_is_killed(sandbox: AsyncSandbox) -> None:
+    handle = await sandbox.commands.run("sleep 1000", background=True)
+    assert await sandbox.commands.kill(handle.pid)
+    assert not await sandbox.commands.kill(handle.pid)
+    with pytest.raises(CommandExitException):
+        await handle.wait()
+
+
+async def test_a_terminal(sandbox: AsyncSandbox) -> None:
+    seen = bytearray()
+    terminal = await sandbox.pty.create(PtySize(rows=24, cols=80), on_data=seen.extend)
+    await sandbox.pty.resize(terminal.pid, PtySize(rows=10, cols=40))
+    await sandbox.pty.send_stdin(terminal.pid, b"stty size; exit\n")
+    await terminal.wait()
+    assert b"10 40" in seen
+
+
+# --- Files ------------------------------------------------------------------------------------------
+
+
+async def test_files(sandbox: AsyncSandbox) -> None:
+    written = await sandbox.files.write("/tmp/a/b.txt", "text")
+    assert (written.path, written.name) == ("/tmp/a/b.txt", "b.txt")
+    assert await sandbox.files.read("/tmp/a/b.txt") == "text"
+    assert bytes(await sandbox.files.read("/tmp/a/b.txt", format="bytes")) == b"text"
+    several: Any = [{"path": "/tmp/a/c", "data": b"\xff"}, {"path": "/tmp/a/d", "data": "d"}]
+    await sandbox.files.write_files(several)
+    entries = await sandbox.files.list("/tmp/a")
+    assert [entry.name for entry in entries] == ["b.txt", "c", "d"]
+    assert await sandbox.files.exists("/tmp/a/c")
+    assert not await sandbox.files.exists("/tmp/a/none")
+    assert (await sandbox.files.get_info("/tmp/a/b.txt")).size == 4
+    moved = await sandbox.files.rename("/tmp/a/c", "/tmp/e/f")
+    assert moved.path == "/tmp/e/f"
+    assert await sandbox.files.make_dir("/tmp/new/dir")
+    assert not await sandbox.files.make_dir("/tmp/new/dir")
+    await sandbox.files.remove("/tmp/a")
+    assert not await sandbox.files.exists("/tmp/a")
+    with pytest.raises((FileNotFoundException, NotFoundException)):
+        await sandbox.files.read("/tmp/none")
+
+
+async def test_large_files_are_streamed(sandbox: AsyncSandbox) -> None:
+    data = bytes(range(256)) * 40_000
+    await sandbox.files.write("large", data)
+    got = bytearray()
+    async for part in await sandbox.files.read("large", format="stream"):
+        got += part
+    assert bytes(got) == data
+
+
+async def test_a_directory_is_watched(sandbox: AsyncSandbox) -> None:
+    await sandbox.files.make_dir("/tmp/watched")
+    seen: list[tuple[str, str]] = []
+    handle = await sandbox.files.watch_dir(
+        "/tmp/watched", on_event=lambda event: seen.append((event.name, event.type.value))
+    )
+    await sandbox.files.write("/tmp/watched/file", "x")
+    assert await until(lambda: ("file", "create") in seen and ("file", "write") in seen)
+    await handle.stop()
+
+
+# --- The sync face ----------------------------------------------------------------------------------
+
+
+def test_the_sync_sdk(pointed_here: None) -> None:
+    with Sandbox.create(timeout=60) as made:
+        assert made.commands.run("echo hi").stdout == "hi\n"
+        made.files.write("/tmp/f", "data")
+        assert made.files.read("/tmp/f") == "data"
+        watch = made.files.watch_dir("/tmp")
+        made.files.write("/tmp/g", "x")
+        assert eventually(lambda: any(event.name == "g" for event in watch.get_new_events()))
+        watch.stop()
+        handle = made.commands.run("sleep 1000", background=True)
+        assert handle.kill()
+        (child,) = made.fork()
+        assert isinstance(child, Sandbox)
+        child.kill()
+
+
+# --- Tokens -----------------------------------------------------------------------------------------
+
+
+def test_tokens_are_api_keys(tmp_path: Path) -> None:
+    with Tokens(tmp_path / "server.sqlite") as tokens:
+        token = tokens.create("trainer")
+    with serving(tmp_path) as url:
+        options: Any = {"api_url": url, "sandbox_url": url}
+        with pytest.raises(AuthenticationException):
+            Sandbox.create(api_key="e2b_wrong", **options)
+        made = Sandbox.create(api_key=token, **options)
+        assert made.commands.run("echo in").stdout == "in\n"
+        made.kill()
