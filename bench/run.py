@@ -31,6 +31,7 @@ import network
 import pause
 import peers
 import scheduler
+import service
 import storage
 import walls
 import warmth
@@ -123,6 +124,7 @@ PARTS: dict[str, Part] = {
     "storage": ("native", storage.storage, lambda rounds: max(10, rounds // 4)),
     "network": ("native", network.network, lambda rounds: max(10, rounds // 4)),
     "walls": ("native", walls.walls, lambda rounds: rounds),
+    "service": ("native", service.service, lambda rounds: rounds),
     "runtimes": ("native", peers.runtimes, lambda rounds: max(10, rounds // 4)),
     "docker": ("docker", beside_docker, lambda rounds: max(10, rounds // 4)),
 }

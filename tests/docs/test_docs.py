@@ -15,6 +15,7 @@ from dutyfree.cli.commands import app
 from dutyfree.study import plan as plans
 from dutyfree.substrates import toolkit
 from tests.processes import ran
+from tests.serving import serving
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -164,6 +165,20 @@ def test_the_program_with_services_runs(tmp_path):
     (program,) = re.findall(r"```python\n(.*?)```", text("docs/warm-processes.md"), re.DOTALL)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[('cache', True), ('python', True)]\n"
+
+
+@pytest.mark.native
+def test_the_programs_of_the_service_run(tmp_path):
+    """What the page shows, against a server that listens elsewhere."""
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```", text("docs/service.md"), re.DOTALL | re.MULTILINE)
+    shell = next(block for kind, block in blocks if kind == "sh" and "curl" in block)
+    assert shell in text("README.md")
+    program = next(block for kind, block in blocks if kind == "python")
+    with serving(tmp_path / "state") as url:
+        done = ran(["sh", "-ec", shell.replace("http://127.0.0.1:7800", url)])
+        assert (done.returncode, "hello\\nLinux" in done.stdout) == (0, True), done
+        done = ran([sys.executable, "-c", program.replace("http://127.0.0.1:7800", url)])
+        assert done.stdout.startswith("0 b'42\\n'"), done
 
 
 def test_the_recipe_with_services_is_a_good_one(tmp_path):

@@ -27,6 +27,7 @@ def serve(
     state: Path | None = None,
     certificate: Path | None = None,
     key: Path | None = None,
+    until_eof: bool = False,
 ) -> int:
     """Serve the sandboxes of this machine until Ctrl-C.
 
@@ -53,12 +54,14 @@ def serve(
         A file with the certificate for TLS, and those of its issuers.
     key
         The file with the private key of the certificate.
+    until_eof
+        End when standard input ends, for programs that start a server for themselves: it then ends with them.
     """
     if (certificate is None) != (key is None):
         raise UsageError("TLS needs both --certificate and --key")
     address = listen.Address(listen_)
     options = {name: option_values.value(text) for name, text in option_values.pairs(option, "--option", "=")}
-    run_async(partial(_serve, address, options, state or default_state(), certificate, key))
+    run_async(partial(_serve, address, options, state or default_state(), certificate, key, until_eof))
     return 0
 
 
@@ -68,13 +71,18 @@ async def _serve(
     state: Path,
     certificate: Path | None,
     key: Path | None,
+    until_eof: bool,
 ) -> None:
     async with (
         Service.open(state, options) as service,
         listen.serving(service, address, certificate=certificate, key=key) as url,
     ):
         console.show(f'serving sandboxes at {url}; to use them: dutyfree.open("hosted", url={url!r})')
-        await asyncio.Event().wait()
+        if until_eof:
+            while await console.read_chunk():
+                pass
+        else:
+            await asyncio.Event().wait()
 
 
 def _tokens(state: Path | None) -> Tokens:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import secrets
+import shutil
+import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, ClassVar, Self
@@ -18,11 +23,12 @@ import msgspec
 
 from dutyfree.contract import Availability, Limits, Recipe, limited
 from dutyfree.contract.arguments import check_count
-from dutyfree.contract.errors import CreateError, DutyfreeError, UsageError
+from dutyfree.contract.errors import CreateError, DutyfreeError, Unavailable, UsageError
 from dutyfree.contract.recipe import checked
 from dutyfree.contract.substrate import refuse_second_entry, require_open
 from dutyfree.engine.host import sandbox_labels
 from dutyfree.engine.launcher import network_policy
+from dutyfree.substrates import registry
 from dutyfree.substrates.hosted.connection import Connection, PendingCall, ServerAddress
 from dutyfree.substrates.hosted.sandbox import HostedSandbox, NetworkedHostedSandbox, send_tree
 from dutyfree.substrates.local.lifecycle import require
@@ -33,9 +39,15 @@ from dutyfree.wire.recipes import WireRecipe, to_wire
 URL_VARIABLE, TOKEN_VARIABLE = "DUTYFREE_URL", "DUTYFREE_TOKEN"
 
 
+START_SECONDS = 60.0
+"""How long a server of our own may take until it listens."""
+
+
 class HostedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The options of the substrate ``hosted``."""
 
+    serve: bool = False
+    """Start a server on the loopback for this substrate, which ends with it: for studies and tests."""
     url: str = ""
     """http://HOST:PORT, https://HOST:PORT or unix:PATH. By default that of DUTYFREE_URL."""
     token: str = ""
@@ -75,11 +87,14 @@ class Hosted:
     def __init__(self, config: HostedConfig) -> None:
         self._config = config
         self._is_open = False
+        self._server: asyncio.subprocess.Process | None = None
         self._live: dict[str, HostedSandbox] = {}
         self._sent: set[str] = set()
 
     @classmethod
     async def probe(cls, config: HostedConfig) -> Availability:
+        if config.serve:
+            return await registry.probe("native")
         try:
             connection = config.connection()
             try:
@@ -91,6 +106,11 @@ class Hosted:
         return Availability(True, config.address.url)
 
     @property
+    def url(self) -> str:
+        """The address of the server. Raises UsageError if there is none yet."""
+        return self._config.address.url
+
+    @property
     def host_address(self) -> str | None:
         """This host, if the server is on it."""
         return network_policy.HOST if self._config.address.is_local else None
@@ -98,11 +118,53 @@ class Hosted:
     async def __aenter__(self) -> Self:
         refuse_second_entry(self._is_open, self.name)
         require(await self.probe(self._config), self.name)
-        self._connection = self._config.connection()
-        await self._connection.open()
+        if self._config.serve:
+            await self._start_server()
+        try:
+            self._connection = self._config.connection()
+            await self._connection.open()
+        except BaseException:
+            await self._end_server()
+            raise
         self._keeping = asyncio.create_task(self._keep_alive())
         self._is_open = True
         return self
+
+    async def _start_server(self) -> None:
+        """Start a server, and use its address. It ends with this process, however that ends.
+
+        Raises Unavailable.
+        """
+        self._state = await anyio.to_thread.run_sync(tempfile.mkdtemp, "", "dutyfree-server-")
+        command = ("serve", "--listen", "127.0.0.1:0", "--state", self._state, "--until-eof")
+        self._server = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "dutyfree",
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C must end the sandboxes first, then the server
+        )
+        assert self._server.stdout is not None
+        try:
+            line = await asyncio.wait_for(self._server.stdout.readline(), START_SECONDS)
+            found = re.search(r"serving sandboxes at (\S+);", line.decode())
+            if found is None:
+                raise Unavailable("the server for this substrate did not start", remedy="run: dutyfree serve")
+        except BaseException:
+            await self._end_server()
+            raise
+        self._config = msgspec.structs.replace(self._config, url=found[1], serve=False)
+
+    async def _end_server(self) -> None:
+        if self._server is None:
+            return
+        with anyio.CancelScope(shield=True):
+            assert self._server.stdin is not None
+            self._server.stdin.close()
+            await self._server.wait()
+            await anyio.to_thread.run_sync(partial(shutil.rmtree, self._state, ignore_errors=True))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -115,6 +177,7 @@ class Hosted:
                 with contextlib.suppress(DutyfreeError):
                     await sandbox.close()
             await self._connection.close()
+            await self._end_server()
 
     @property
     def _open_connection(self) -> Connection:
