@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
+from dutyfree.server.tokens import Tokens
 from tests.processes import eventually, ran
 from tests.serving import serving
 
@@ -216,3 +217,53 @@ def test_tokens_separate_tenants(tmp_path: Path) -> None:
         token("revoke", identity)
         assert eventually(lambda: mine("GET", "/v1/sandboxes")[0] == 401)
         assert other("GET", "/v1/sandboxes")[0] == 200
+
+
+def run_code(client: Client, **request: Any) -> dict[str, Any]:
+    status, answer = client("POST", "/run_code", request)
+    assert status == 200
+    return dict(answer)
+
+
+def test_code_runs_as_with_sandbox_fusion(client: Client) -> None:
+    good = run_code(client, code="print(input() + '!')", language="python", stdin="hi")
+    assert (good["status"], good["run_result"]["stdout"], good["run_result"]["return_code"]) == (
+        "Success",
+        "hi!\n",
+        0,
+    )
+    bad = run_code(client, code="exit 3", language="bash")
+    assert (bad["status"], bad["run_result"]["return_code"]) == ("Failed", 3)
+    slow = run_code(client, code="sleep 100", language="bash", run_timeout=0.5)
+    assert (slow["status"], slow["run_result"]["status"]) == ("Failed", "TimeLimitExceeded")
+    source = '#include <cstdio>\nint main() { puts("compiled"); }'
+    built = run_code(client, code=source, language="cpp", compile_timeout=60)
+    assert built["compile_result"]["return_code"] in (0, 127), built
+    if built["compile_result"]["return_code"] == 0:
+        assert built["run_result"]["stdout"] == "compiled\n"
+    broken = run_code(client, code="int main( {", language="cpp", compile_timeout=60)
+    assert (broken["status"], broken["run_result"]) == ("Failed", None)
+    files = run_code(
+        client,
+        code="open('out', 'w').write(open('in').read() * 2)",
+        language="python",
+        files={"in": "YWI="},
+        fetch_files=["out", "none"],
+    )
+    assert files["files"] == {"out": "YWJhYg=="}
+    assert run_code(client, code="", language="cobol")["status"] == "SandboxError"
+
+
+def test_the_operator_sees_metrics_and_tenants_do_not(client: Client, sandbox: str, tmp_path: Path) -> None:
+    client("POST", f"{sandbox}/exec", {"command": "true"})
+    client("POST", f"{sandbox}/attach", {"process": "none"})
+    status, text = client.raw("GET", "/metrics")
+    assert status == 200
+    assert b'dutyfree_calls_total{call="exec",outcome="ok"}' in text
+    assert b'dutyfree_calls_total{call="attach",outcome="program"}' in text
+    assert b'dutyfree_sandboxes{tenant="local"}' in text
+    with Tokens(tmp_path / "server.sqlite") as tokens:
+        tenant, operator = tokens.create("someone"), tokens.create("operator")
+    with serving(tmp_path) as url:
+        assert Client(url, tenant).raw("GET", "/metrics")[0] == 403
+        assert Client(url, operator).raw("GET", "/metrics")[0] == 200

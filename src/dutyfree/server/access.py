@@ -10,6 +10,9 @@ from dutyfree.server.service import LOCAL
 from dutyfree.server.tokens import PREFIX, Tokens
 from dutyfree.wire.errors import WireError
 
+OPERATOR = "operator"
+"""The tenant whose tokens see what the whole server does."""
+
 
 class Refused(Exception):  # noqa: N818 (names the state)
     """The caller may not do this. ``status`` is that of the answer."""
@@ -39,6 +42,14 @@ class Access:
         if tenant is None:
             raise Refused(401, "unauthorized", "this token is not valid", "see: dutyfree token --help")
         return tenant
+
+    async def check_operator(self, connection: HTTPConnection) -> None:
+        """Raises Refused if the caller is a tenant, who must not see what others do."""
+        tenant = await self.tenant(connection)
+        if tenant not in (LOCAL, OPERATOR):
+            raise Refused(
+                403, "forbidden", "only the operator may see this", f"dutyfree token create {OPERATOR}"
+            )
 
 
 def _secret(connection: HTTPConnection) -> str:

@@ -28,6 +28,7 @@ from dutyfree.server.channel import Channel, ProtocolError
 from dutyfree.server.channel_socket import ChannelSocket
 from dutyfree.server.e2b.control import ControlRoutes
 from dutyfree.server.e2b.envd import EnvdRoutes
+from dutyfree.server.fusion import run_code
 from dutyfree.server.handlers import HANDLERS, info
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
@@ -90,6 +91,7 @@ class Routes:
             routes=[
                 Route("/healthz", _healthy),
                 Route("/readyz", _healthy),
+                Route("/metrics", self._guarded(Routes.metrics), methods=["GET"]),
                 WebSocketRoute(frames.PATH, self.channel),
                 Route("/v1/sandboxes", self._guarded(Routes.create), methods=["POST"]),
                 Route("/v1/sandboxes", self._guarded(Routes.list), methods=["GET"]),
@@ -102,6 +104,7 @@ class Routes:
                     for name in plain
                     for prefix in ("/v1", "/v1/sandboxes/{sandbox}")
                 ),
+                Route("/run_code", self._guarded(Routes.run_code), methods=["POST"]),
                 *ControlRoutes(self._service, self._access).routes(),
                 *EnvdRoutes(self._service).routes(),
             ]
@@ -181,6 +184,13 @@ class Routes:
         (made,) = await HANDLERS["create"](HttpCall(self._service, tenant, ""), call)
         return _answer(request, made, 201)
 
+    async def run_code(self, request: Request, _tenant: str) -> Response:
+        return await run_code(self._service, request)
+
+    async def metrics(self, request: Request, _tenant: str) -> Response:
+        await self._access.check_operator(request)
+        return Response(self._service.metrics.text(), media_type="text/plain; version=0.0.4")
+
     async def list(self, request: Request, tenant: str) -> Response:
         """A page of sandboxes, by id. ``next`` is the ``after`` of the following page."""
         after = request.query_params.get("after", "")
@@ -223,7 +233,8 @@ def _calling(name: str) -> Endpoint:
 
     async def endpoint(routes: Routes, request: Request, tenant: str) -> Response:
         arguments = await _body(request, calls.CALLS[name].arguments)
-        running = asyncio.ensure_future(HANDLERS[name](routes._call(request, tenant), arguments))
+        work = HANDLERS[name](routes._call(request, tenant), arguments)
+        running = asyncio.ensure_future(routes._service.metrics.measured(name, work))
         gone = asyncio.create_task(_gone(request))
         try:
             await asyncio.wait([running, gone], return_when=asyncio.FIRST_COMPLETED)

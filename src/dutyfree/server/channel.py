@@ -191,4 +191,4 @@ class RunningCall:
             arguments = codec.decode(self._call.arguments, self._type.arguments)
         except msgspec.ValidationError as error:
             raise UsageError(f"{self._call.method}: {error}") from error
-        return await handler(self, arguments)
+        return await self.service.metrics.measured(self._call.method, handler(self, arguments))

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
@@ -124,6 +125,10 @@ class Sandboxes:
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def counts(self) -> Counter[str]:
+        """How many each tenant holds."""
+        return Counter(held.tenant for held in self._held.values())
 
     def of(self, tenant: str) -> list[Held]:
         """The sandboxes of a tenant, the oldest first."""

@@ -14,6 +14,7 @@ from dutyfree.contract import Recipe
 from dutyfree.contract.errors import RecipeError
 from dutyfree.engine.layers.memory_layers import SNAPSHOT_SCHEME
 from dutyfree.server.files import TenantFiles
+from dutyfree.server.metrics import Metrics
 from dutyfree.server.sandboxes import Sandboxes
 from dutyfree.server.tokens import Tokens
 from dutyfree.substrates.native import Native
@@ -33,6 +34,7 @@ class Service:
         self.native = native
         self.tokens = tokens
         self.sandboxes = Sandboxes()
+        self.metrics = Metrics(self.sandboxes)
         self.files = TenantFiles(state / "files")
         self._snapshots: dict[str, str] = {}
         """The tenant that owns each snapshot, by the image of its recipe."""

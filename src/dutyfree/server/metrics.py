@@ -1,0 +1,79 @@
+"""What operators look at: counts and times of calls, and the sandboxes that clients hold, for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable
+from time import perf_counter
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from dutyfree.contract.errors import verdict
+from dutyfree.server.sandboxes import Held, Sandboxes
+
+T = TypeVar("T")
+
+BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 600)
+"""Seconds: a file takes less than a millisecond, a build minutes."""
+
+
+class Metrics:
+    """The figures of one server."""
+
+    def __init__(self, sandboxes: Sandboxes) -> None:
+        self._registry = CollectorRegistry()
+        self._calls = Counter(
+            "dutyfree_calls", "Calls by name and outcome", ("call", "outcome"), registry=self._registry
+        )
+        self._seconds = Histogram(
+            "dutyfree_call_seconds", "Seconds of calls", ("call",), buckets=BUCKETS, registry=self._registry
+        )
+        self._changes = Counter(
+            "dutyfree_sandbox_changes", "Sandboxes by what happened", ("event",), registry=self._registry
+        )
+        self._served = Counter(
+            "dutyfree_sandboxes_served",
+            "New sandboxes by what they came from",
+            ("kind",),
+            registry=self._registry,
+        )
+        self._registry.register(_Held(sandboxes))
+        sandboxes.on_change = self._changed
+
+    async def measured(self, call: str, work: Awaitable[T]) -> T:
+        """Carry out a call, and count it: ``ok``, ``cancelled``, or whose fault its error is."""
+        start, outcome = perf_counter(), "cancelled"
+        try:
+            result = await work
+            outcome = "ok"
+        except Exception as error:
+            outcome = verdict(error)
+            raise
+        finally:
+            self._calls.labels(call, outcome).inc()
+            self._seconds.labels(call).observe(perf_counter() - start)
+        return result
+
+    def _changed(self, event: str, held: Held) -> None:
+        self._changes.labels(event).inc()
+        if event == "created" and held.sandbox.served is not None:
+            self._served.labels(held.sandbox.served.kind).inc()
+
+    def text(self) -> bytes:
+        """All figures in the format of Prometheus."""
+        return generate_latest(self._registry)
+
+
+class _Held(Collector):
+    """How many sandboxes each tenant holds now."""
+
+    def __init__(self, sandboxes: Sandboxes) -> None:
+        self._sandboxes = sandboxes
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        found = GaugeMetricFamily("dutyfree_sandboxes", "Sandboxes that clients hold", labels=("tenant",))
+        for tenant, count in self._sandboxes.counts().items():
+            found.add_metric((tenant,), count)
+        yield found
