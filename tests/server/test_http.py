@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
+from dutyfree.server.admission import TenantLimits
 from dutyfree.server.tokens import Tokens
 from tests.processes import eventually, ran
 from tests.serving import serving
@@ -267,3 +268,15 @@ def test_the_operator_sees_metrics_and_tenants_do_not(client: Client, sandbox: s
     with serving(tmp_path) as url:
         assert Client(url, tenant).raw("GET", "/metrics")[0] == 403
         assert Client(url, operator).raw("GET", "/metrics")[0] == 200
+
+
+def test_limits_of_a_tenant(tmp_path: Path) -> None:
+    with Tokens(tmp_path / "server.sqlite") as tokens:
+        token = tokens.create("small")
+        tokens.set_limits("small", TenantLimits(sandboxes=1, creates_per_second=1))
+    with serving(tmp_path) as url:
+        client = Client(url, token)
+        assert client("POST", "/v1/sandboxes", {})[0] == 201
+        status, refused = client("POST", "/v1/sandboxes", {})
+        assert (status, refused["error"]["code"], refused["error"]["retryable"]) == (429, "exhausted", True)
+        assert refused["error"]["fields"]["numbers"]["sandboxes"] == 1

@@ -8,12 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 from cyclopts import App, Parameter
 
 from dutyfree.cli import console, option_values
 from dutyfree.cli.signals import run_async
 from dutyfree.contract.errors import UsageError
 from dutyfree.server import listen
+from dutyfree.server.admission import TenantLimits
 from dutyfree.server.service import Service, default_state
 from dutyfree.server.tokens import Tokens
 
@@ -107,6 +109,42 @@ def create(tenant: str, /, *, state: Path | None = None) -> int:
     return 0
 
 
+@token.command
+def limit(
+    tenant: str,
+    /,
+    *,
+    sandboxes: int | None = None,
+    memory: str | None = None,
+    cpus: float | None = None,
+    creates_per_second: float | None = None,
+    state: Path | None = None,
+) -> int:
+    """Limit what a tenant may have at once. A limit that is not given is lifted.
+
+    A running server applies it within seconds. Requests above a limit wait, and are refused after a minute.
+
+    Parameters
+    ----------
+    tenant
+        Its name.
+    sandboxes
+        How many sandboxes.
+    memory
+        The sum of their memory limits, such as 64G. A sandbox without one counts a quarter of the machine.
+    cpus
+        The sum of their limits of processors. A sandbox without a limit counts all of them.
+    creates_per_second
+        How many it may create per second.
+    state
+        The directory of the server, as for 'dutyfree serve'.
+    """
+    limits = TenantLimits(sandboxes, option_values.size(memory, "--memory"), cpus, creates_per_second)
+    with _tokens(state) as tokens:
+        tokens.set_limits(tenant, limits)
+    return 0
+
+
 @token.command(name="ls")
 def list_(*, state: Path | None = None) -> int:
     """List the tokens, without their secrets.
@@ -117,12 +155,27 @@ def list_(*, state: Path | None = None) -> int:
         The directory of the server, as for 'dutyfree serve'.
     """
     with _tokens(state) as tokens:
-        rows = [(one.id, one.tenant, f"{console.age(time.time() - one.created)} ago") for one in tokens.all()]
+        limits = tokens.all_limits()
+        rows = [
+            (
+                one.id,
+                one.tenant,
+                f"{console.age(time.time() - one.created)} ago",
+                ", ".join(f"{name} {value:g}" for name, value in _given(limits.get(one.tenant))),
+            )
+            for one in tokens.all()
+        ]
     if rows:
-        console.table(("id", "tenant", "created"), rows)
+        console.table(("id", "tenant", "created", "limits"), rows)
     else:
         console.say("there are no tokens: only programs on this machine may use the server")
     return 0
+
+
+def _given(limits: TenantLimits | None) -> list[tuple[str, float]]:
+    """The limits that are set, by name."""
+    table = {} if limits is None else msgspec.structs.asdict(limits)
+    return [(name, value) for name, value in table.items() if value is not None]
 
 
 @token.command

@@ -34,7 +34,7 @@ from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
 from dutyfree.server.tokens import FRESH
 from dutyfree.wire import calls, codec, frames
-from dutyfree.wire.errors import describe, status_of
+from dutyfree.wire.errors import describe, retry_headers, status_of
 from dutyfree.wire.recipes import WireRecipe
 
 MSGPACK = "application/msgpack"
@@ -119,7 +119,7 @@ class Routes:
                 return _answer(request, {"error": error.error}, error.status)
             except DutyfreeError as error:
                 found = describe(error)
-                return _answer(request, {"error": found}, status_of(found))
+                return _answer(request, {"error": found}, status_of(found), retry_headers(error))
             except ClientDisconnect:
                 return Response(status_code=499)
             except Exception as error:  # noqa: BLE001 (a defect, which is logged)
@@ -288,7 +288,9 @@ async def _body(request: Request, kind: Any) -> Any:
     return json_form.load(body, kind)
 
 
-def _answer(request: Request, value: object, status: int = 200) -> Response:
+def _answer(
+    request: Request, value: object, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
     if MSGPACK in request.headers.get("accept", ""):
-        return Response(codec.encode(value), status, media_type=MSGPACK)
-    return Response(json_form.dump(value) + b"\n", status, media_type="application/json")
+        return Response(codec.encode(value), status, headers, media_type=MSGPACK)
+    return Response(json_form.dump(value) + b"\n", status, headers, media_type="application/json")

@@ -13,19 +13,24 @@ import anyio
 import anyio.to_thread
 from anyio.abc import ByteStream
 
-from dutyfree.contract import Edit, Exec, Found, List, Observation, Read, Search, Write
+from dutyfree.contract import Edit, Exec, Found, Limits, List, Observation, Read, Search, Write
 from dutyfree.contract.errors import ActionError, DispatchError, SubstrateError, UsageError
 from dutyfree.contract.services import ServiceState
+from dutyfree.engine.host import capacity
 from dutyfree.engine.sandbox.processes import NativeProcess
 from dutyfree.engine.sandbox.sandbox import NativeSandbox, NetworkedSandbox
 from dutyfree.engine.sandbox.shell import NativeShell
 from dutyfree.engine.sandbox.terminal import NativeTerminal
+from dutyfree.server.admission import Demand, given_back
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
 from dutyfree.wire import calls, codec
 from dutyfree.wire.calls import BatchResult, Nothing, ProcessCall, ProcessInfo, SandboxInfo, ShellAnswer
 from dutyfree.wire.errors import describe
 from dutyfree.wire.recipes import WireRecipe
+
+PATIENCE = 60.0
+"""Seconds that a creation waits for room, before the client is told to come back later."""
 
 _CHUNK = 64 << 10
 
@@ -75,15 +80,40 @@ async def create(context: Context, wanted: calls.Create) -> list[SandboxInfo]:
     def several() -> AbstractAsyncContextManager[Sequence[NativeSandbox]]:
         return service.native.group(recipe, wanted.count or 0, limits=wanted.limits, labels=wanted.labels)
 
+    demand = _demand(service, wanted.limits, wanted.count or 1)
     held = await service.sandboxes.create(
         context.tenant,
         wanted.key,
         codec.encode(wanted),
-        one if wanted.count is None else several,
+        _admitted(context, demand, one if wanted.count is None else several),
         wanted.labels,
         wanted.lease,
     )
     return [info(one) for one in held]
+
+
+Enter = Callable[[], AbstractAsyncContextManager[Sequence[NativeSandbox]]]
+
+
+def _demand(service: Service, limits: Limits | None, count: int) -> Demand:
+    """What a request counts: by its limits, or by those that the engine sets."""
+    limits = limits or service.native.node.options.limits
+    memory = capacity.share_of_memory() if limits.memory is None else limits.memory
+    cpus = float(os.cpu_count() or 1) if limits.cpus is None else limits.cpus
+    return Demand(count, count * memory, count * cpus)
+
+
+def _admitted(context: Context, demand: Demand, create: Enter) -> Enter:
+    """The same sandboxes, as soon as the tenant may have them."""
+
+    @asynccontextmanager
+    async def enter() -> AsyncIterator[Sequence[NativeSandbox]]:
+        release = await context.service.admission.admit(context.tenant, demand, PATIENCE)
+        with given_back(release):
+            async with create() as sandboxes:
+                yield sandboxes
+
+    return enter
 
 
 def info(held: Held) -> SandboxInfo:
@@ -199,7 +229,7 @@ async def fork(context: Context, wanted: calls.Fork) -> list[SandboxInfo]:
         context.tenant,
         wanted.key,
         parent.id.encode() + codec.encode(wanted),
-        children,
+        _admitted(context, _demand(context.service, None, wanted.count), children),
         parent.labels,
         wanted.lease,
     )

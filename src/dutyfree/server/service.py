@@ -13,6 +13,7 @@ from dutyfree import paths
 from dutyfree.contract import Recipe
 from dutyfree.contract.errors import RecipeError
 from dutyfree.engine.layers.memory_layers import SNAPSHOT_SCHEME
+from dutyfree.server.admission import Admission
 from dutyfree.server.files import TenantFiles
 from dutyfree.server.metrics import Metrics
 from dutyfree.server.sandboxes import Sandboxes
@@ -35,6 +36,7 @@ class Service:
         self.tokens = tokens
         self.sandboxes = Sandboxes()
         self.metrics = Metrics(self.sandboxes)
+        self.admission = Admission(tokens.limits)
         self.files = TenantFiles(state / "files")
         self._snapshots: dict[str, str] = {}
         """The tenant that owns each snapshot, by the image of its recipe."""

@@ -16,6 +16,9 @@ import anyio.to_thread
 import msgspec
 
 from dutyfree.contract.errors import UsageError
+from dutyfree.server.admission import TenantLimits
+
+NO_LIMITS = TenantLimits()
 
 FRESH = 5.0
 """For how many seconds a token is valid after it was looked up: the longest that a revoked one works."""
@@ -30,7 +33,11 @@ CREATE TABLE IF NOT EXISTS tokens (
     id TEXT UNIQUE NOT NULL,
     tenant TEXT NOT NULL,
     created REAL NOT NULL
-) STRICT
+) STRICT;
+CREATE TABLE IF NOT EXISTS tenants (
+    name TEXT PRIMARY KEY,
+    limits TEXT NOT NULL
+) STRICT;
 """
 
 
@@ -50,6 +57,7 @@ class Tokens:
         self._path = path
         self._lock = threading.Lock()
         self._known: dict[bytes, tuple[str, float]] = {}
+        self._limits: dict[str, TenantLimits] = {}
 
     def __enter__(self) -> Self:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -58,7 +66,7 @@ class Tokens:
         )
         self._path.chmod(0o600)
         self._database.execute("PRAGMA journal_mode = WAL")
-        self._database.execute(_SCHEMA)
+        self._database.executescript(_SCHEMA)
         return self
 
     def __exit__(
@@ -68,15 +76,25 @@ class Tokens:
 
     def create(self, tenant: str) -> str:
         """A new token for a tenant; it cannot be shown again. Raises UsageError for a wrong name."""
-        if not _NAME.fullmatch(tenant):
-            raise UsageError(
-                f"{tenant!r} is not a name for a tenant",
-                remedy="use at most 40 lower-case letters, digits and hyphens",
-            )
+        _check_name(tenant)
         secret = PREFIX + secrets.token_urlsafe(32)
         row = (_digest(secret), secrets.token_hex(4), tenant, time.time())
         self._database.execute("INSERT INTO tokens VALUES (?, ?, ?, ?)", row)
         return secret
+
+    def set_limits(self, tenant: str, limits: TenantLimits) -> None:
+        """Replace the limits of a tenant. Raises UsageError for a wrong name."""
+        _check_name(tenant)
+        row = (tenant, msgspec.json.encode(limits).decode())
+        self._database.execute("INSERT OR REPLACE INTO tenants VALUES (?, ?)", row)
+
+    def all_limits(self) -> dict[str, TenantLimits]:
+        rows = self._database.execute("SELECT name, limits FROM tenants")
+        return {name: msgspec.json.decode(limits, type=TenantLimits) for name, limits in rows}
+
+    def limits(self, tenant: str) -> TenantLimits:
+        """The limits of a tenant, as they were when its token was last looked up."""
+        return self._limits.get(tenant, NO_LIMITS)
 
     def revoke(self, name: str) -> None:
         """Remove a token by its id. Raises UsageError."""
@@ -109,7 +127,19 @@ class Tokens:
         with self._lock:
             found = self._database.execute("SELECT tenant FROM tokens WHERE digest = ?", (digest,))
             row = found.fetchone()
-        return None if row is None else str(row[0])
+            if row is None:
+                return None
+            self._limits = self.all_limits()
+        return str(row[0])
+
+
+def _check_name(tenant: str) -> None:
+    """Raises UsageError. The name is also that of a directory."""
+    if not _NAME.fullmatch(tenant):
+        raise UsageError(
+            f"{tenant!r} is not a name for a tenant",
+            remedy="use at most 40 lower-case letters, digits and hyphens",
+        )
 
 
 def _digest(secret: str) -> bytes:

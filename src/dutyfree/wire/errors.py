@@ -6,6 +6,7 @@ to do about it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -123,6 +124,12 @@ def restore(found: WireError) -> Exception:
 
 HTTP: dict[Verdict, Literal[422, 400, 503]] = {"task": 422, "program": 400, "infrastructure": 503}
 """The status of an answer over HTTP by who caused the error, where no rule below fits better."""
+
+
+def retry_headers(error: DutyfreeError) -> dict[str, str]:
+    """Retry-After in whole seconds, if the error says when to come back."""
+    after = error.numbers.get("retry_after") if isinstance(error, errors.Exhausted) else None
+    return {"Retry-After": str(max(1, math.ceil(after)))} if isinstance(after, int | float) else {}
 
 
 def status_of(found: WireError) -> int:

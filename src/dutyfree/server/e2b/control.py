@@ -20,7 +20,7 @@ from dutyfree.server.handlers import HANDLERS
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
 from dutyfree.wire import calls
-from dutyfree.wire.errors import describe, status_of
+from dutyfree.wire.errors import describe, retry_headers, status_of
 from dutyfree.wire.recipes import WireRecipe
 
 ENVD_VERSION = "0.6.1"
@@ -90,7 +90,7 @@ class ControlRoutes:
                 return _json({"code": error.status, "message": str(error)}, error.status)
             except DutyfreeError as error:
                 status = status_of(describe(error))
-                return _json({"code": status, "message": str(error)}, status)
+                return _json({"code": status, "message": str(error)}, status, retry_headers(error))
 
         return guarded
 

@@ -1,0 +1,129 @@
+"""Who is admitted: limits, fairness between tenants, and honest refusals."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dutyfree.contract.errors import Exhausted
+from dutyfree.server.admission import Admission, Bucket, Demand, Queue, TenantLimits
+
+TENANTS = ("a", "b", "c")
+
+
+def unlimited(_tenant: str) -> TenantLimits:
+    return TenantLimits()
+
+
+def test_the_tenant_with_the_fewest_sandboxes_is_next() -> None:
+    queue = Queue(most=3)
+    for request in range(4):
+        queue.arrive("greedy", request, Demand(1))
+    queue.arrive("modest", 9, Demand(1))
+    assert queue.decide(unlimited) == [0, 9, 1]
+    queue.release("modest", Demand(1))
+    queue.arrive("modest", 10, Demand(1))
+    assert queue.decide(unlimited) == [10]
+
+
+def test_a_large_group_is_not_overtaken() -> None:
+    queue = Queue(most=4)
+    queue.arrive("one", 1, Demand(3))
+    assert queue.decide(unlimited) == [1]
+    queue.arrive("group", 2, Demand(4))
+    queue.arrive("one", 3, Demand(1))
+    assert queue.decide(unlimited) == []
+    queue.release("one", Demand(3))
+    assert queue.decide(unlimited) == [2]
+
+
+def test_a_tenant_at_its_limit_keeps_no_other_waiting() -> None:
+    queue = Queue()
+    limits = {"a": TenantLimits(sandboxes=1), "b": TenantLimits()}
+    for request, tenant in enumerate("aab"):
+        queue.arrive(tenant, request, Demand(1))
+    assert sorted(queue.decide(limits.__getitem__)) == [0, 2]
+    queue.release("a", Demand(1))
+    assert queue.decide(limits.__getitem__) == [1]
+
+
+@given(
+    st.integers(1, 6),
+    st.lists(st.tuples(st.sampled_from(TENANTS), st.integers(1, 4), st.booleans()), max_size=40),
+)
+def test_limits_hold_and_everyone_is_served_in_the_end(
+    most: int, events: list[tuple[str, int, bool]]
+) -> None:
+    queue, numbers = Queue(most=most), count()
+    limits = {tenant: TenantLimits(sandboxes=3) for tenant in TENANTS}
+    asked: dict[int, tuple[str, Demand]] = {}
+    held: list[int] = []
+
+    def decide() -> None:
+        held.extend(queue.decide(limits.__getitem__))
+        assert queue.total <= most
+        assert all(used.sandboxes <= 3 for used in queue.used.values())
+
+    for tenant, size, end_one in events:
+        if end_one and held:
+            queue.release(*asked[held.pop(0)])
+        elif size <= min(3, most):
+            asked[number := next(numbers)] = tenant, Demand(size)
+            queue.arrive(tenant, number, Demand(size))
+        decide()
+    served = len(held)
+    while held:
+        queue.release(*asked[held.pop(0)])
+        decide()
+        served += 1
+    assert not queue.used
+    assert not any(queue.waiting(tenant) for tenant in TENANTS)
+
+
+def test_a_bucket_lets_through_what_its_rate_allows() -> None:
+    bucket = Bucket()
+    assert [bucket.delay(2, 100.0, 1) for _ in range(3)] == [0, 0, 0.5]
+    assert bucket.delay(2, 100.5, 1) == 0
+    assert bucket.delay(2, 200.0, 50) == 0, "a group larger than the bucket is let through when it is empty"
+    assert bucket.delay(2, 201.0, 1) > 10
+
+
+async def test_a_request_waits_for_room() -> None:
+    admission = Admission(lambda _: TenantLimits(sandboxes=1))
+    release = await admission.admit("a", Demand(1), 1)
+    waiting = asyncio.create_task(admission.admit("a", Demand(1), 10))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    release()
+    release()  # a second time does nothing
+    (await waiting)()
+
+
+async def test_refusals_say_why() -> None:
+    admission = Admission(lambda _: TenantLimits(sandboxes=1, creates_per_second=1))
+    await admission.admit("a", Demand(1), 1)
+    with pytest.raises(Exhausted, match="too fast") as fast:
+        await admission.admit("a", Demand(1), 0.05)
+    assert fast.value.numbers["retry_after"] > 0  # type: ignore[operator]
+    with pytest.raises(Exhausted, match="more sandboxes than a may have"):
+        await admission.admit("a", Demand(2), 1)
+
+
+async def test_a_request_that_gives_up_is_in_nobodys_way() -> None:
+    admission = Admission(unlimited, most=2)
+    release = await admission.admit("a", Demand(1), 1)
+    with pytest.raises(Exhausted, match="no room"):
+        await admission.admit("b", Demand(2), 0.05)
+    other = asyncio.create_task(admission.admit("b", Demand(2), 10))
+    await asyncio.sleep(0)
+    third = asyncio.create_task(admission.admit("c", Demand(1), 10))
+    await asyncio.sleep(0)
+    assert not third.done(), "the group of b is first"
+    other.cancel()
+    await asyncio.wait([other])
+    (await third)()
+    release()
