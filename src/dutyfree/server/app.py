@@ -29,9 +29,10 @@ from dutyfree.server.channel_socket import ChannelSocket
 from dutyfree.server.e2b.control import ControlRoutes
 from dutyfree.server.e2b.envd import EnvdRoutes
 from dutyfree.server.fusion import run_code
-from dutyfree.server.handlers import HANDLERS, info
+from dutyfree.server.handlers import HANDLERS, DirectCall, info
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
+from dutyfree.server.swerex import SwerexRoutes
 from dutyfree.server.tokens import FRESH
 from dutyfree.wire import calls, codec, frames
 from dutyfree.wire.errors import describe, retry_headers, status_of
@@ -54,25 +55,6 @@ class CreateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits | None = None
     labels: dict[str, str] = {}
     lease: float = 600.0
-
-
-class HttpCall:
-    """A call over plain HTTP: the ``handlers.Context`` of calls without items."""
-
-    def __init__(self, service: Service, tenant: str, sandbox: str) -> None:
-        self.service = service
-        self.tenant = tenant
-        self._sandbox = sandbox
-
-    @property
-    def held(self) -> Held:
-        return self.service.sandboxes.get(self.tenant, self._sandbox)
-
-    async def send(self, _item: object) -> None:
-        raise AssertionError("a call over plain HTTP has no items")
-
-    async def receive(self) -> Any:
-        raise AssertionError("a call over plain HTTP has no items")
 
 
 Endpoint = Callable[["Routes", Request, str], Awaitable[Response]]
@@ -107,6 +89,7 @@ class Routes:
                 Route("/run_code", self._guarded(Routes.run_code), methods=["POST"]),
                 *ControlRoutes(self._service, self._access).routes(),
                 *EnvdRoutes(self._service).routes(),
+                *SwerexRoutes(self._service, self._access).routes(),
             ]
         )
 
@@ -181,7 +164,7 @@ class Routes:
         call = calls.Create(
             key, wanted.recipe or WireRecipe(wanted.image), wanted.limits, wanted.labels, wanted.lease
         )
-        (made,) = await HANDLERS["create"](HttpCall(self._service, tenant, ""), call)
+        (made,) = await HANDLERS["create"](DirectCall(self._service, tenant, ""), call)
         return _answer(request, made, 201)
 
     async def run_code(self, request: Request, _tenant: str) -> Response:
@@ -221,8 +204,8 @@ class Routes:
         await HANDLERS["write"](self._call(request, tenant), Write(path, await _bytes(request), number))
         return Response(status_code=204)
 
-    def _call(self, request: Request, tenant: str) -> HttpCall:
-        return HttpCall(self._service, tenant, request.path_params.get("sandbox", ""))
+    def _call(self, request: Request, tenant: str) -> DirectCall:
+        return DirectCall(self._service, tenant, request.path_params.get("sandbox", ""))
 
     def _held(self, request: Request, tenant: str) -> Held:
         return self._service.sandboxes.get(tenant, request.path_params["sandbox"])

@@ -55,6 +55,25 @@ class Context(Protocol):
         """The next item of the client; None at the end of its input."""
 
 
+class DirectCall:
+    """The context of a call that a route of the server makes. It has no items."""
+
+    def __init__(self, service: Service, tenant: str, sandbox: str = "") -> None:
+        self.service = service
+        self.tenant = tenant
+        self._sandbox = sandbox
+
+    @property
+    def held(self) -> Held:
+        return self.service.sandboxes.get(self.tenant, self._sandbox)
+
+    async def send(self, _item: object) -> None:
+        raise AssertionError("this call has no items")
+
+    async def receive(self) -> Any:
+        raise AssertionError("this call has no items")
+
+
 Handler = Callable[[Context, Any], Awaitable[Any]]
 HANDLERS: dict[str, Handler] = {}
 

@@ -109,9 +109,9 @@ class InitSandbox:
             return await in_order(self, actions, stop_on_failure=stop_on_failure)
         return await batch.run(channel, actions, encoded)
 
-    def shell(self) -> AbstractAsyncContextManager[NativeShell]:
+    def shell(self, program: str = "/bin/sh") -> AbstractAsyncContextManager[NativeShell]:
         """A shell session: variables, functions and the working directory stay between commands."""
-        return open_shell(self._lifecycle, self._commands, self._files)
+        return open_shell(self._lifecycle, self._commands, self._files, program)
 
     async def start(
         self,

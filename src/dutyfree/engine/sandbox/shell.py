@@ -1,4 +1,4 @@
-"""A shell session: one ``/bin/sh`` that runs commands one after the other.
+"""A shell session: one shell that runs commands one after the other.
 
 Each command is written to a file that the shell sources, so that variables, functions and the working
 directory stay. After the command the shell prints a random token and the exit code to both streams.
@@ -42,11 +42,11 @@ _CODE_MAX = 16  # bytes of an exit code
 
 @asynccontextmanager
 async def open_shell(
-    lifecycle: Lifecycle, commands: CommandRunner, files: SandboxFiles
+    lifecycle: Lifecycle, commands: CommandRunner, files: SandboxFiles, program: str
 ) -> AsyncIterator[NativeShell]:
     """Start a shell, and kill it on exit. Raises DispatchError."""
     channel = lifecycle.channel()
-    payload = commands.encode(Exec(("/bin/sh",)), protocol.EXEC_STREAM)
+    payload = commands.encode(Exec((program,)), protocol.EXEC_STREAM)
     shell = NativeShell(channel, payload, files, commands.output_limit)
     try:
         yield shell

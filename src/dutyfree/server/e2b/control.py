@@ -16,7 +16,7 @@ from dutyfree.contract import Limits
 from dutyfree.contract.errors import DutyfreeError, RecipeError, UsageError
 from dutyfree.engine.sandbox.sandbox import NetworkedSandbox
 from dutyfree.server.access import Access, Refused
-from dutyfree.server.handlers import HANDLERS
+from dutyfree.server.handlers import HANDLERS, DirectCall
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
 from dutyfree.wire import calls
@@ -98,7 +98,7 @@ class ControlRoutes:
 
     async def create(self, request: Request, tenant: str) -> Response:
         wanted = await _body(request, NewSandbox)
-        context = _Context(self._service, tenant)
+        context = DirectCall(self._service, tenant)
         call = calls.Create(
             key=request.headers.get("idempotency-key") or secrets.token_hex(16),
             recipe=WireRecipe(self._image(wanted.template_id), env=wanted.env_vars),
@@ -173,7 +173,7 @@ class ControlRoutes:
         parent = self._held(request, tenant)
         wanted = await _body(request, Seconds)
         call = calls.Fork(secrets.token_hex(16), wanted.count or 1, wanted.timeout or LEASE)
-        made = await HANDLERS["fork"](_Context(self._service, tenant, parent), call)
+        made = await HANDLERS["fork"](DirectCall(self._service, tenant, parent.id), call)
         children = [self._service.sandboxes.get(tenant, one.id) for one in made]
         for child in children:
             child.template = parent.template
@@ -182,7 +182,7 @@ class ControlRoutes:
     async def snapshot(self, request: Request, tenant: str) -> Response:
         """Keep the files of a sandbox as a template, by which others are created."""
         kept = await HANDLERS["snapshot"](
-            _Context(self._service, tenant, self._held(request, tenant)), calls.Snapshot()
+            DirectCall(self._service, tenant, self._held(request, tenant).id), calls.Snapshot()
         )
         name = f"snapshot-{secrets.token_hex(8)}"
         self._templates[name] = kept.image
@@ -208,26 +208,6 @@ class ControlRoutes:
 
     def _held(self, request: Request, tenant: str) -> Held:
         return self._service.sandboxes.get(tenant, request.path_params["sandbox"])
-
-
-class _Context:
-    """The context of a call that a route makes itself."""
-
-    def __init__(self, service: Service, tenant: str, held: Held | None = None) -> None:
-        self.service = service
-        self.tenant = tenant
-        self._held = held
-
-    @property
-    def held(self) -> Held:
-        assert self._held is not None
-        return self._held
-
-    async def send(self, _item: object) -> None:
-        raise AssertionError("no items")
-
-    async def receive(self) -> Any:
-        raise AssertionError("no items")
 
 
 def _network(wanted: NewSandbox) -> Any:

@@ -1,0 +1,316 @@
+"""The remote runtime of SWE-ReX: each name below ``/swerex/`` is one sandbox, as one of its servers is.
+
+A sandbox is created at the first request, and ends with ``close``, or ``LEASE`` seconds after the last one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import posixpath
+import zipfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any, Literal
+
+import msgspec
+from starlette.datastructures import UploadFile
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from dutyfree.contract import Observation
+from dutyfree.contract.errors import ActionError, DutyfreeError
+from dutyfree.engine.sandbox.shell import NativeShell
+from dutyfree.server.access import Access, Refused
+from dutyfree.server.handlers import HANDLERS, DirectCall
+from dutyfree.server.sandboxes import Held
+from dutyfree.server.service import Service
+from dutyfree.wire import calls
+
+LEASE = 3600.0
+ERRORS = "swerex.exceptions"
+
+
+class SwerexError(Exception):
+    """An error that the client raises as the exception ``path``."""
+
+    def __init__(self, path: str, message: str, extra: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.extra = extra or {}
+
+
+class Session(msgspec.Struct, frozen=True):
+    session: str = "default"
+    startup_source: tuple[str, ...] = ()
+
+
+class SessionAction(msgspec.Struct, frozen=True):
+    command: str = ""
+    session: str = "default"
+    timeout: float | None = None
+    is_interactive_command: bool = False
+    is_interactive_quit: bool = False
+    check: Literal["silent", "raise", "ignore"] = "raise"
+    error_msg: str = ""
+    action_type: str = "bash"
+
+
+class Command(msgspec.Struct, frozen=True):
+    command: str | list[str]
+    timeout: float | None = None
+    shell: bool = False
+    check: bool = False
+    error_msg: str = ""
+    env: dict[str, str] | None = None
+    cwd: str | None = None
+    merge_output_streams: bool = False
+
+
+class FileRequest(msgspec.Struct, frozen=True):
+    path: str
+    content: str = ""
+    encoding: str | None = None
+    errors: str | None = None
+
+
+class Runtime:
+    """One sandbox, and the shells in it."""
+
+    def __init__(self, held: Held) -> None:
+        self.held = held
+        self.shells: dict[str, OpenShell] = {}
+
+    def shell(self, name: str) -> NativeShell:
+        """Raises SwerexError."""
+        if name not in self.shells:
+            raise SwerexError(f"{ERRORS}.SessionDoesNotExistError", f"session {name!r} does not exist")
+        return self.shells[name].shell
+
+
+class OpenShell:
+    """A shell that a task of its own holds open: the task that opens a context must also leave it."""
+
+    shell: NativeShell
+
+    def __init__(self, held: Held) -> None:
+        self._leave = asyncio.Event()
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._hold(held))
+
+    async def _hold(self, held: Held) -> None:
+        try:
+            async with held.sandbox.shell("/bin/bash") as self.shell:
+                self._opened.set_result(None)
+                await self._leave.wait()
+        except DutyfreeError as error:
+            if not self._opened.done():
+                self._opened.set_exception(error)
+
+    async def opened(self) -> None:
+        await self._opened
+
+    async def close(self) -> None:
+        self._leave.set()
+        await asyncio.wait([self._task])
+
+
+Endpoint = Callable[["SwerexRoutes", Request, Runtime], Awaitable[Any]]
+
+
+class SwerexRoutes:
+    """The routes of SWE-ReX's server, once for each name."""
+
+    def __init__(self, service: Service, access: Access) -> None:
+        self._service = service
+        self._access = access
+        self._runtimes: dict[tuple[str, str], Runtime] = {}
+        self._creating = asyncio.Lock()
+
+    def routes(self) -> list[Route]:
+        endpoints: list[tuple[str, str, Endpoint]] = [
+            ("GET", "is_alive", SwerexRoutes.is_alive),
+            ("POST", "create_session", SwerexRoutes.create_session),
+            ("POST", "run_in_session", SwerexRoutes.run_in_session),
+            ("POST", "close_session", SwerexRoutes.close_session),
+            ("POST", "execute", SwerexRoutes.execute),
+            ("POST", "read_file", SwerexRoutes.read_file),
+            ("POST", "write_file", SwerexRoutes.write_file),
+            ("POST", "upload", SwerexRoutes.upload),
+            ("POST", "close", SwerexRoutes.close),
+        ]
+        return [
+            Route(f"/swerex/{{name}}/{path}", self._guarded(endpoint), methods=[verb])
+            for verb, path, endpoint in endpoints
+        ]
+
+    def _guarded(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+        async def guarded(request: Request) -> Response:
+            try:
+                runtime = await self._runtime(await self._access.tenant(request), request.path_params["name"])
+                return _json(await endpoint(self, request, runtime))
+            except Refused as error:
+                return _json({"detail": str(error)}, error.status)
+            except SwerexError as error:
+                return _transferred(error)
+            except FileNotFoundError as error:
+                return _transferred(SwerexError("builtins.FileNotFoundError", str(error)))
+            except DutyfreeError as error:
+                return _transferred(SwerexError(f"{ERRORS}.SwerexException", str(error)))
+
+        return guarded
+
+    async def _runtime(self, tenant: str, name: str) -> Runtime:
+        async with self._creating:
+            runtime = self._runtimes.get((tenant, name))
+            if runtime is None or runtime.held.released:
+                call = calls.Create(key=f"swerex {name} {id(runtime)}", labels={"swerex": name}, lease=LEASE)
+                (made,) = await HANDLERS["create"](DirectCall(self._service, tenant), call)
+                runtime = Runtime(self._service.sandboxes.get(tenant, made.id))
+                self._runtimes[tenant, name] = runtime
+        self._service.sandboxes.keep_alive(runtime.held, LEASE)
+        return runtime
+
+    # --- Requests ---------------------------------------------------------------------------------------
+
+    async def is_alive(self, _request: Request, runtime: Runtime) -> dict[str, Any]:
+        return {"is_alive": runtime.held.sandbox.alive, "message": ""}
+
+    async def create_session(self, request: Request, runtime: Runtime) -> dict[str, Any]:
+        wanted = await _body(request, Session)
+        if wanted.session in runtime.shells:
+            raise SwerexError(f"{ERRORS}.SessionExistsError", f"session {wanted.session!r} already exists")
+        opened = OpenShell(runtime.held)
+        await opened.opened()
+        runtime.shells[wanted.session] = opened
+        output = ""
+        for path in wanted.startup_source:
+            seen = await opened.shell.run(f". {path}", timeout=60)
+            output += seen.stdout.decode(errors="replace")
+        return {"output": output, "session_type": "bash"}
+
+    async def run_in_session(self, request: Request, runtime: Runtime) -> dict[str, Any]:
+        wanted = await _body(request, SessionAction)
+        shell = runtime.shell(wanted.session)
+        if wanted.action_type != "bash" or wanted.is_interactive_command or wanted.is_interactive_quit:
+            raise SwerexError(
+                f"{ERRORS}.SwerexException", "interactive programs in a session are not supported here"
+            )
+        try:
+            seen = await shell.run(f"{{\n{wanted.command}\n}} 2>&1", timeout=wanted.timeout)
+        except ActionError as error:
+            raise SwerexError(f"{ERRORS}.SessionNotInitializedError", str(error)) from error
+        output = seen.stdout.decode(errors="replace") + seen.stderr.decode(errors="replace")
+        if seen.timed_out:
+            raise SwerexError(
+                f"{ERRORS}.CommandTimeoutError",
+                f"timeout after {wanted.timeout} seconds while running command {wanted.command!r}",
+                {"output": output},
+            )
+        code = None if wanted.check == "ignore" else seen.exit_code
+        if wanted.check == "raise" and code != 0:
+            message = f"Command {wanted.command!r} failed with exit code {code}. The output:\n{output!r}"
+            if wanted.error_msg:
+                message = f"{wanted.error_msg}: {message}"
+            raise SwerexError(f"{ERRORS}.NonZeroExitCodeError", message)
+        return {"output": output, "exit_code": code, "session_type": "bash"}
+
+    async def close_session(self, request: Request, runtime: Runtime) -> dict[str, Any]:
+        wanted = await _body(request, Session)
+        runtime.shell(wanted.session)
+        await runtime.shells.pop(wanted.session).close()
+        return {"session_type": "bash"}
+
+    async def execute(self, request: Request, runtime: Runtime) -> dict[str, Any]:
+        wanted = await _body(request, Command)
+        command: Any = wanted.command
+        if isinstance(command, str) and not wanted.shell:
+            command = [command]
+        elif not isinstance(command, str) and wanted.shell:
+            command = command[0]  # as subprocess.run does
+        if wanted.merge_output_streams:
+            words = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+            command = ["/bin/sh", "-c", 'exec 2>&1; exec "$@"', "sh", *words]
+        seen: Observation = await runtime.held.sandbox.exec(
+            command, cwd=wanted.cwd, env=wanted.env, timeout=wanted.timeout
+        )
+        out, err = seen.stdout.decode(errors="replace"), seen.stderr.decode(errors="replace")
+        if seen.timed_out:
+            raise SwerexError(
+                f"{ERRORS}.CommandTimeoutError",
+                f"Timeout ({wanted.timeout}s) exceeded while running command",
+            )
+        if wanted.check and seen.exit_code != 0:
+            failed = f"Command {wanted.command!r} failed with exit code {seen.exit_code}"
+            message = f"{failed}. Stdout:\n{out!r}\nStderr:\n{err!r}"
+            if wanted.error_msg:
+                message = f"{wanted.error_msg}: {message}"
+            raise SwerexError(f"{ERRORS}.NonZeroExitCodeError", message)
+        return {"stdout": out, "stderr": err, "exit_code": seen.exit_code}
+
+    async def read_file(self, request: Request, runtime: Runtime) -> dict[str, Any]:
+        wanted = await _body(request, FileRequest)
+        data = await runtime.held.sandbox.read(wanted.path)
+        try:
+            text = data.decode(wanted.encoding or "utf-8", wanted.errors or "strict")
+        except (UnicodeDecodeError, LookupError) as error:
+            raise SwerexError(f"{ERRORS}.SwerexException", str(error)) from error
+        return {"content": text}
+
+    async def write_file(self, request: Request, runtime: Runtime) -> dict[str, Any]:
+        wanted = await _body(request, FileRequest)
+        await runtime.held.sandbox.write(wanted.path, wanted.content.encode())
+        return {}
+
+    async def upload(self, request: Request, runtime: Runtime) -> dict[str, Any]:
+        """Write a file, or the members of a zip archive."""
+        async with request.form() as form:
+            part, target = form["file"], str(form["target_path"])
+            assert isinstance(part, UploadFile)
+            data = await part.read()
+            if str(form.get("unzip", "")).lower() != "true":
+                await runtime.held.sandbox.write(target, data)
+                return {}
+        async for path, content, mode in _members(data):
+            await runtime.held.sandbox.write(posixpath.join(target, path), content, mode=mode)
+        return {}
+
+    async def close(self, _request: Request, runtime: Runtime) -> dict[str, Any]:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._service.sandboxes.release, runtime.held)
+            for shell in runtime.shells.values():
+                stack.push_async_callback(shell.close)
+        runtime.shells.clear()
+        return {}
+
+
+async def _members(data: bytes) -> AsyncIterator[tuple[str, bytes, int]]:
+    """Path, content and mode of each file of an archive. Raises SwerexError."""
+    try:
+        with contextlib.closing(zipfile.ZipFile(io.BytesIO(data))) as archive:
+            for member in archive.infolist():
+                if not member.is_dir():
+                    mode = member.external_attr >> 16 & 0o777
+                    yield member.filename, archive.read(member), mode or 0o644
+    except zipfile.BadZipFile as error:
+        raise SwerexError(f"{ERRORS}.SwerexException", str(error)) from error
+
+
+async def _body(request: Request, kind: Any) -> Any:
+    """Raises SwerexError."""
+    try:
+        return msgspec.json.decode(await request.body() or b"{}", type=kind)
+    except msgspec.MsgspecError as error:
+        raise SwerexError(f"{ERRORS}.SwerexException", str(error)) from error
+
+
+def _transferred(error: SwerexError) -> Response:
+    """An error that the client raises again."""
+    found = {"message": str(error), "class_path": error.path, "traceback": "", "extra_info": error.extra}
+    return _json({"swerexception": found}, 511)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
