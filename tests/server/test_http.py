@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import sqlite3
 import subprocess
@@ -178,6 +179,18 @@ def test_no_stage_names_a_file_of_the_host(client: Client) -> None:
         recipe = {"stages": [{"kind": "files", "files": {"x": digest}}]}
         status, answer = client("POST", "/v1/sandboxes", {"recipe": recipe})
         assert (status, answer["error"]["code"]) == (400, "recipe")
+
+
+def test_the_openapi_document_names_what_is_served(client: Client, sandbox: str) -> None:
+    status, document = client("GET", "/v1/openapi.json")
+    assert (status, document["openapi"]) == (200, "3.1.0")
+    assert "post" in document["paths"]["/v1/sandboxes/{sandbox}/exec"]
+    references = set(re.findall(r"#/components/schemas/([^\"]+)", json.dumps(document)))
+    assert references <= set(document["components"]["schemas"])
+    for path, operations in document["paths"].items():
+        for verb in operations.keys() & {"get", "post"}:
+            there = path.replace("/v1/sandboxes/{sandbox}", sandbox)
+            assert client.raw(verb.upper(), there, b"")[0] not in (404, 405, 500), (verb, path)
 
 
 def test_pages_of_other_sites_are_refused(client: Client) -> None:

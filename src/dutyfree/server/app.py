@@ -20,9 +20,9 @@ from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from dutyfree.contract import Limits, Read, Write
+from dutyfree.contract import Read, Write
 from dutyfree.contract.errors import ArgumentError, DutyfreeError, UsageError
-from dutyfree.server import json_form
+from dutyfree.server import json_form, openapi
 from dutyfree.server.access import Access, Refused
 from dutyfree.server.channel import Channel, ProtocolError
 from dutyfree.server.channel_socket import ChannelSocket
@@ -30,6 +30,7 @@ from dutyfree.server.e2b.control import ControlRoutes
 from dutyfree.server.e2b.envd import EnvdRoutes
 from dutyfree.server.fusion import run_code
 from dutyfree.server.handlers import HANDLERS, DirectCall, info
+from dutyfree.server.requests import CreateRequest
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
 from dutyfree.server.swerex import SwerexRoutes
@@ -47,16 +48,6 @@ PAGE = 100
 _log = logging.getLogger(__name__)
 
 
-class CreateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of ``POST /v1/sandboxes``; everything has a default."""
-
-    image: str | None = None
-    recipe: WireRecipe | None = None
-    limits: Limits | None = None
-    labels: dict[str, str] = {}
-    lease: float = 600.0
-
-
 Endpoint = Callable[["Routes", Request, str], Awaitable[Response]]
 
 
@@ -68,7 +59,6 @@ class Routes:
         self._access = access
 
     def app(self) -> Starlette:
-        plain = [name for name, kind in calls.CALLS.items() if kind.received is None and kind.sent is None]
         return Starlette(
             routes=[
                 Route("/healthz", _healthy),
@@ -82,10 +72,14 @@ class Routes:
                 Route("/v1/sandboxes/{sandbox}/files", self._guarded(Routes.read), methods=["GET"]),
                 Route("/v1/sandboxes/{sandbox}/files", self._guarded(Routes.write), methods=["PUT"]),
                 *(
-                    Route(f"{prefix}/{name}", self._guarded(_calling(name)), methods=["POST"])
-                    for name in plain
-                    for prefix in ("/v1", "/v1/sandboxes/{sandbox}")
+                    Route(
+                        f"/v1/{name}" if name in openapi.NODE_CALLS else f"/v1/sandboxes/{{sandbox}}/{name}",
+                        self._guarded(_calling(name)),
+                        methods=["POST"],
+                    )
+                    for name in openapi.plain_calls()
                 ),
+                Route("/v1/openapi.json", _document),
                 Route("/run_code", self._guarded(Routes.run_code), methods=["POST"]),
                 *ControlRoutes(self._service, self._access).routes(),
                 *EnvdRoutes(self._service).routes(),
@@ -236,6 +230,10 @@ async def _gone(request: Request) -> None:
     """Wait until the client has closed the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+async def _document(_: Request) -> Response:
+    return Response(openapi.document(), media_type="application/json")
 
 
 async def _healthy(_: Request) -> Response:
