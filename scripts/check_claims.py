@@ -14,7 +14,8 @@ which readers do not see, behind the paragraph, list item or table. Behind a hea
 
 The numbers must be among these values of the study's summary.json, rounded as they are written. A name in
 brackets selects the rows that have it in one of their fields. ``from results/bench/FILE.json: P1; P2`` takes
-rows of a stored benchmark by their id, and ``*`` takes all. Sources of the other kinds are not recomputed:
+rows of a stored benchmark by their id, and ``*`` takes all; of a stored ``FILE.txt``, what a program printed,
+``*`` takes all numbers as they are. Sources of the other kinds are not recomputed:
 
     <!-- configuration -->             a limit or a default of the code, or the size of the test machine
     <!-- arithmetic -->                computed from other numbers in the same sentence
@@ -76,6 +77,10 @@ LEVEL = re.compile(r"\s?(?:interval|confidence|percentile)")
 MARK = re.compile(r"<!--\s*(from|configuration|arithmetic|quoted|test|not stored)\b(.*?)-->", re.DOTALL)
 
 
+class Printed(float):
+    """A number of a stored text: it has the unit that the text says."""
+
+
 @dataclass
 class Claim:
     """A number as it is written."""
@@ -95,6 +100,8 @@ class Claim:
         if not decimals and len(digits) > 3:  # 9,248 may be rounded to three digits
             step = 10.0 ** (len(digits) - max(3, len(digits.rstrip("0"))))
         scales = [self.scale] if self.scale else [1.0, 1e3, 1e6, 100.0]
+        if isinstance(found, Printed):
+            scales = [1.0]
         return any(abs(found * scale - self.value) <= 0.5001 * step for scale in scales)
 
 
@@ -177,12 +184,21 @@ def claims(block: Block) -> Iterator[Claim]:
 
 
 @cache
+def _printed(path: Path) -> list[float]:
+    """All numbers of a text."""
+    found = re.findall(r"[+-]?\d[\d,]*(?:\.\d+)?", path.read_text())
+    return [Printed(text.replace(",", "")) for text in found]
+
+
+@cache
 def _stored(path: Path) -> Any:
     return json.loads((path / "summary.json" if path.is_dir() else path).read_text())
 
 
 def values(path: Path, expression: str) -> list[float]:
     """The numbers that an expression selects from a summary or a stored benchmark."""
+    if path.suffix == ".txt":
+        return _printed(path) if expression == "*" else []
     found = _stored(path)
     if isinstance(found, list):
         rows = [row for row in found if expression in ("*", row.get("id"))]

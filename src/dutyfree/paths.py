@@ -1,4 +1,4 @@
-"""The cache directory: files that dutyfree can make again."""
+"""Where dutyfree keeps files: those that it can make again, and those that it cannot."""
 
 from __future__ import annotations
 
@@ -25,3 +25,17 @@ def cache() -> Path:
             remedy="set DUTYFREE_CACHE to a directory",
         ) from error
     return root / "dutyfree"
+
+
+def state() -> Path:
+    """Where a server keeps its tokens: /var/lib/dutyfree for root, otherwise in the home directory.
+
+    It may not exist yet. Raises UsageError for a user without a home directory.
+    """
+    if os.geteuid() == 0:
+        return Path("/var/lib/dutyfree")
+    try:
+        base = os.environ.get("XDG_STATE_HOME", "")
+        return (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "dutyfree"
+    except RuntimeError as error:
+        raise UsageError("this user has no home directory", remedy="name a directory with --state") from error

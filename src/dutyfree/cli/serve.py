@@ -51,7 +51,7 @@ def serve(
     option
         NAME=VALUE: an option of the substrate native. May be repeated.
     state
-        The directory of tokens and received files. Default: 'server' in the cache directory.
+        The directory of tokens and received files. Default for root: /var/lib/dutyfree/server.
     certificate
         A file with the certificate for TLS, and those of its issuers.
     key

@@ -139,7 +139,12 @@ class RunningCall:
         cost = len(data) + _ITEM_COST
         self._pending -= cost
         await self._channel.send(Kind.CREDIT, self._number, frames.NUMBER.pack(cost))
-        return data if self._type.received is bytes else codec.decode(data, self._type.received)
+        if self._type.received is bytes:
+            return data
+        try:
+            return codec.decode(data, self._type.received)
+        except msgspec.DecodeError as error:
+            raise UsageError(f"{self._call.method}: {error}") from error
 
     # --- For the channel --------------------------------------------------------------------------------
 

@@ -87,4 +87,4 @@ class Service:
 
 def default_state() -> Path:
     """The directory of tokens and received files, unless the configuration names another one."""
-    return paths.cache() / "server"
+    return paths.state() / "server"
