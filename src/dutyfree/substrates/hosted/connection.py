@@ -231,13 +231,17 @@ class PendingCall:
         self._items: deque[bytes] = deque()
         self._credit = frames.WINDOW
         self._changed = asyncio.Event()
-        self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self.done.add_done_callback(self._wake)
+        self.done = self._outcome()
 
-    def _wake(self, _: object) -> None:
+    def _outcome(self) -> asyncio.Future[bytes]:
+        done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        done.add_done_callback(self._wake)
+        return done
+
+    def _wake(self, done: asyncio.Future[bytes]) -> None:
         self._changed.set()
-        if not self.done.cancelled():
-            self.done.exception()  # a call whose owner is gone must not warn
+        if not done.cancelled():
+            done.exception()  # a call whose owner is gone must not warn
 
     # --- For the connection -----------------------------------------------------------------------------
 
@@ -265,8 +269,10 @@ class PendingCall:
     async def finish(self) -> Any:
         """Wait for the result. If the caller is cancelled, stop the call first. Raises the call's error."""
         try:
-            payload = await asyncio.shield(self.done)
+            payload = await self.done  # not shielded, which would cost a turn of the event loop
         except asyncio.CancelledError:
+            if self.done.cancelled():
+                self.done = self._outcome()
             await self.cancel()
             raise
         return None if self._type.result is None else codec.decode(payload, self._type.result)
