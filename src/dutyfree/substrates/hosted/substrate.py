@@ -30,6 +30,7 @@ from dutyfree.engine.host import sandbox_labels
 from dutyfree.engine.launcher import network_policy
 from dutyfree.substrates import registry
 from dutyfree.substrates.hosted.connection import Connection, PendingCall, ServerAddress
+from dutyfree.substrates.hosted.delay import delayed
 from dutyfree.substrates.hosted.sandbox import HostedSandbox, NetworkedHostedSandbox, send_tree
 from dutyfree.substrates.local.lifecycle import require
 from dutyfree.wire import calls
@@ -56,6 +57,8 @@ class HostedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file of certificates to trust, instead of those of this machine."""
     lease: Annotated[float, msgspec.Meta(ge=3, le=86400)] = 60.0
     """Seconds after which the server ends the sandboxes of a client that is gone."""
+    round_trip: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
+    """FOR MEASURING ONLY: seconds of an emulated distance to the server, which must not use TLS."""
     connect_timeout: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     """Seconds that the server has to answer a new connection."""
 
@@ -88,6 +91,7 @@ class Hosted:
         self._config = config
         self._is_open = False
         self._server: asyncio.subprocess.Process | None = None
+        self._distance = AsyncExitStack()
         self._live: dict[str, HostedSandbox] = {}
         self._sent: set[str] = set()
 
@@ -121,14 +125,27 @@ class Hosted:
         if self._config.serve:
             await self._start_server()
         try:
+            if self._config.round_trip:
+                await self._go_away()
             self._connection = self._config.connection()
             await self._connection.open()
         except BaseException:
+            await self._distance.aclose()
             await self._end_server()
             raise
         self._keeping = asyncio.create_task(self._keep_alive())
         self._is_open = True
         return self
+
+    async def _go_away(self) -> None:
+        """Reach the server over an emulated distance. Raises UsageError."""
+        address = self._config.address
+        host, _, port = address.netloc.rpartition(":")
+        if address.tls or not port.isdigit():
+            raise UsageError("a distance can only be emulated to an address http://HOST:PORT")
+        relay = delayed(host.strip("[]"), int(port), self._config.round_trip)
+        near, port_here = await self._distance.enter_async_context(relay)
+        self._config = msgspec.structs.replace(self._config, url=f"http://{near}:{port_here}")
 
     async def _start_server(self) -> None:
         """Start a server, and use its address. It ends with this process, however that ends.
@@ -177,6 +194,7 @@ class Hosted:
                 with contextlib.suppress(DutyfreeError):
                     await sandbox.close()
             await self._connection.close()
+            await self._distance.aclose()
             await self._end_server()
 
     @property
@@ -320,4 +338,7 @@ class Hosted:
     async def facts(self) -> dict[str, str]:
         """What the server says about its engine, and where it is."""
         found: dict[str, str] = await self._open_connection.call("facts")
-        return {**found, "server": self._config.address.url}
+        distance = (
+            f", {self._config.round_trip * 1e3:g} ms away (emulated)" if self._config.round_trip else ""
+        )
+        return {**found, "server": f"{self._config.address.url}{distance}"}
