@@ -1,4 +1,4 @@
-"""An emulated distance: a relay on the loopback that delays all bytes by half of a round trip, in both directions.
+"""An emulated distance: a relay on the loopback that delays all bytes by half of a round trip, both ways.
 
 It is for measuring what a distant server costs. It delays what is sent on a kept connection, as a long line
 does. It does not emulate bandwidth, loss, or how TCP starts a connection.
