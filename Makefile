@@ -50,7 +50,7 @@ test-slow: linux $(DEVELOPED) ## The long ones: whole studies that are killed, i
 
 # In an environment of its own: what these frameworks install changes how the other tests behave.
 test-integrations: linux $(INSTALLED) ## Other people's frameworks on top of dutyfree; installs them (about a minute)
-	scripts/setup "$(PYTHON)" "$(INTEGRATIONS)" dev inspect,e2b,swe-rex
+	scripts/setup "$(PYTHON)" "$(INTEGRATIONS)" dev inspect clients
 	$(INTEGRATIONS)/bin/python -m pytest tests/integrations $(ARGS)
 
 test-vm: $(DEVELOPED) ## The native engine in a virtual machine: control groups v2, as root and without
