@@ -134,9 +134,8 @@ async def test_a_timeout_kills_the_command(sandbox: AsyncSandbox) -> None:
     pid = (await sandbox.files.read("pid")).strip()
 
     async def dead() -> bool:
-        return (
-            await sandbox.commands.run(f"kill -0 {pid} 2>/dev/null && echo alive || echo dead")
-        ).stdout == "dead\n"
+        said = await sandbox.commands.run(f"kill -0 {pid} 2>/dev/null && echo alive || echo dead")
+        return str(said.stdout) == "dead\n"
 
     assert await until(dead)
 

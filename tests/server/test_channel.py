@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
+from websockets.typing import Subprotocol
 
 import dutyfree
 from dutyfree.contract import Recipe, Stage
@@ -39,7 +40,9 @@ async def hosted(url: str) -> AsyncIterator[Hosted]:
 @pytest.fixture
 async def socket(url: str) -> AsyncIterator[ClientConnection]:
     address = url.replace("http", "ws") + frames.PATH
-    async with connect(address, subprotocols=[frames.PROTOCOL], compression=None, proxy=None) as opened:
+    async with connect(
+        address, subprotocols=[Subprotocol(frames.PROTOCOL)], compression=None, proxy=None
+    ) as opened:
         yield opened
 
 

@@ -29,7 +29,7 @@ def test_any_text_arrives(text: str, data: bytes) -> None:
     sent = Exec((text, "x"), text, {text: text}, data, 1.5, text)
     assert codec.decode(codec.encode(sent), Exec) == sent
     entries = (Entry(text, "file", 1, 0o644),)
-    assert codec.decode(codec.encode(entries), tuple[Entry, ...]) == entries  # type: ignore[arg-type]
+    assert codec.decode(codec.encode(entries), tuple[Entry, ...]) == entries
     found = Found((Match(text, 1, data),), truncated=True)
     assert codec.decode(codec.encode(found), Found) == found
 
@@ -110,7 +110,7 @@ def test_every_error_of_the_contract_has_a_code_and_a_status() -> None:
     assert len(CLASSES) == len(ours)
     for code in CLASSES:
         for who in ("task", "infrastructure", "program"):
-            found = WireError(code, "", who, retryable=False)  # type: ignore[arg-type]
+            found = WireError(code, "", who, retryable=False)
             assert 400 <= status_of(found) < 600
 
 

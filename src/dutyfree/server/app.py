@@ -130,7 +130,8 @@ class Routes:
         gone = asyncio.create_task(socket.receive())  # the end, or a text, which is no frame
         refused = asyncio.create_task(self._until_refused(socket))
         try:
-            await asyncio.wait([ended, gone, refused], return_when=asyncio.FIRST_COMPLETED)
+            watched: list[asyncio.Future[Any]] = [ended, gone, refused]
+            await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
             code, reason = (4401, "the token was revoked") if refused.done() else (4400, "a text is no frame")
             if ended.done():
                 code, reason = ended.result()

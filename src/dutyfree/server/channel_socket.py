@@ -6,6 +6,7 @@ Those cost two turns of the event loop and two system calls for each message, ab
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 from starlette.websockets import WebSocket
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -28,7 +29,7 @@ class ChannelSocket(WebSocketsSansIOProtocol):
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if not self.close_sent:  # otherwise it was no handshake
-            self.scope[_SCOPE] = self  # type: ignore[typeddict-unknown-key]
+            cast("dict[str, object]", self.scope)[_SCOPE] = self
 
     def send_receive_event_to_app(self) -> None:
         if self.on_message is None or self.curr_msg_data_type == "text" or self.close_sent:

@@ -86,7 +86,7 @@ class Envd:
         command = self.commands.get(wanted.get("process") or {})
         return connect.stream(_events(command, request, kill=False))
 
-    async def list(self, request: Request) -> Response:
+    async def list_processes(self, request: Request) -> Response:
         await connect.unary(request)
         found = [
             {
@@ -297,7 +297,7 @@ class EnvdRoutes:
         calls: dict[str, tuple[str, Rpc]] = {
             "/process.Process/Start": ("POST", Envd.start),
             "/process.Process/Connect": ("POST", Envd.attach),
-            "/process.Process/List": ("POST", Envd.list),
+            "/process.Process/List": ("POST", Envd.list_processes),
             "/process.Process/SendInput": ("POST", Envd.send_input),
             "/process.Process/CloseStdin": ("POST", Envd.close_stdin),
             "/process.Process/SendSignal": ("POST", Envd.send_signal),

@@ -152,18 +152,20 @@ class Commands:
         process = await self._sandbox.start(
             config.words, cwd=config.cwd, env=config.env, stdin=stdin, user=config.user
         )
-        return self._add(ProcessCommand(next(self._numbers), config, process))
+        command = ProcessCommand(next(self._numbers), config, process)
+        self._add(command)
+        return command
 
     async def open(self, config: CommandConfig, rows: int, columns: int) -> TerminalCommand:
         """Raises ActionError, SubstrateError."""
         command = TerminalCommand(next(self._numbers), config, self._sandbox, rows, columns)
         await command.opened()
-        return self._add(command)
+        self._add(command)
+        return command
 
-    def _add(self, command: Any) -> Any:
+    def _add(self, command: Command) -> None:
         self._commands = {pid: one for pid, one in self._commands.items() if one.running}
         self._commands[command.pid] = command
-        return command
 
     def running(self) -> list[Command]:
         return [command for command in self._commands.values() if command.running]
