@@ -12,6 +12,7 @@ It runs with ``python -I -S``, so it uses the standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -19,9 +20,11 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 
 BACKLOG = 1024
+CHUNK = 256 << 10
 PAUSE_SECONDS = 0.02
 """Pause if descriptors, memory or processes run out. The connection waits in the backlog."""
 
@@ -48,69 +51,44 @@ def listen(addresses: list[str]) -> list[socket.socket]:
     raise AssertionError
 
 
-def _start(connection: socket.socket, command: list[str]) -> int:
-    """Start the program on a connection. Returns its pid."""
-    ends = [(os.POSIX_SPAWN_DUP2, connection.fileno(), number) for number in (0, 1)]
-    return os.posix_spawn(command[0], command, os.environ, file_actions=ends)
+def _start(program: socket.socket, command: list[str]) -> None:
+    """Start the command with a socket as its standard input and output."""
+    ends = [(os.POSIX_SPAWN_DUP2, program.fileno(), number) for number in (0, 1)]
+    os.posix_spawn(command[0], command, os.environ, file_actions=ends, setsigdef=[signal.SIGCHLD])
 
 
-class Server:
-    """Listeners, and the connections whose programs run.
+def _serve(listener: socket.socket, command: list[str]) -> None:
+    """Accept one connection. An error does not affect the next ones."""
+    try:
+        client = listener.accept()[0]
+        ours, program = socket.socketpair()
+        with program:
+            _start(program, command)
+    except OSError as error:
+        _pause(error)
+        return
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for source, sink in ((client, ours), (ours, client)):
+        threading.Thread(target=_forward, args=(source, sink), daemon=True).start()
+
+
+def _forward(source: socket.socket, sink: socket.socket) -> None:
+    """Forward all bytes and then the end, and acknowledge what comes over TCP at once.
 
     git sends many small packets, and each waits until the one before is acknowledged (Nagle's algorithm). The
     kernel delays that acknowledgement by 40 ms, and only on some substrates, so a clone would measure the
-    timers of TCP. So this process watches the connections besides the programs, and acknowledges at once.
+    timers of TCP. The option does not last, so it is set after each read.
     """
-
-    def __init__(self, sockets: list[socket.socket], command: list[str]) -> None:
-        self._command = command
-        self._events = select.epoll()
-        self._events.register(0)
-        self._listeners = {listener.fileno(): listener for listener in sockets}
-        self._connections: dict[int, socket.socket] = {}
-        self._programs: dict[int, tuple[int, int]] = {}
-        """By the descriptor of a program (pidfd): its pid and its connection."""
-        for number in self._listeners:
-            self._events.register(number, select.EPOLLIN)
-
-    def run(self) -> None:
-        """Serve until standard input is closed."""
-        while True:
-            for ready, _ in self._events.poll():
-                if ready == 0:
-                    os.killpg(0, signal.SIGKILL)
-                elif ready in self._listeners:
-                    self._accept(self._listeners[ready])
-                elif ready in self._connections:
-                    self._connections[ready].setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
-                elif ready in self._programs:
-                    self._ended(ready)
-
-    def _accept(self, listener: socket.socket) -> None:
-        """Accept one connection. An error does not affect the next ones."""
-        try:
-            connection = listener.accept()[0]
-        except OSError as error:
-            _pause(error)
-            return
-        try:
-            pid = _start(connection, self._command)
-            program = os.pidfd_open(pid)
-        except OSError as error:
-            connection.close()
-            _pause(error)
-            return
-        self._connections[connection.fileno()] = connection
-        self._programs[program] = (pid, connection.fileno())
-        self._events.register(connection.fileno(), select.EPOLLIN | select.EPOLLET)
-        self._events.register(program, select.EPOLLIN)
-
-    def _ended(self, program: int) -> None:
-        """Close the connection of a program that has ended."""
-        pid, connection = self._programs.pop(program)
-        os.waitpid(pid, 0)
-        os.close(program)
-        self._connections.pop(connection).close()
+    try:
+        while data := source.recv(CHUNK):
+            if source.family != socket.AF_UNIX:
+                source.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+    except OSError:  # one side is gone: let the other one know
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
 
 
 def _pause(error: OSError) -> None:
@@ -125,9 +103,15 @@ def _main() -> None:
     except OSError as error:
         print(json.dumps({"error": error.strerror}), flush=True)  # noqa: T201 (read by the owner)
         return
-    server = Server(sockets, arguments["command"])
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     print(json.dumps({"port": sockets[0].getsockname()[1]}), flush=True)  # noqa: T201 (read by the owner)
-    server.run()
+    waiting: list[socket.socket | int] = [0, *sockets]
+    while True:
+        for ready in select.select(waiting, [], [])[0]:
+            if not isinstance(ready, socket.socket):
+                os.killpg(0, signal.SIGKILL)
+            else:
+                _serve(ready, arguments["command"])
 
 
 if __name__ == "__main__":
