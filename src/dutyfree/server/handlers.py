@@ -14,7 +14,7 @@ import anyio.to_thread
 from anyio.abc import ByteStream
 
 from dutyfree.contract import Edit, Exec, Found, Limits, List, Observation, Read, Search, Write
-from dutyfree.contract.errors import ActionError, DispatchError, SubstrateError, UsageError
+from dutyfree.contract.errors import ActionError, DispatchError, LimitError, SubstrateError, UsageError
 from dutyfree.contract.services import ServiceState
 from dutyfree.engine.host import capacity
 from dutyfree.engine.sandbox.processes import NativeProcess
@@ -29,6 +29,8 @@ from dutyfree.wire.calls import BatchResult, Nothing, ProcessCall, ProcessInfo, 
 from dutyfree.wire.errors import describe
 from dutyfree.wire.recipes import WireRecipe
 
+LARGEST_GROUP = 4096
+"""Sandboxes that one request may ask for."""
 PATIENCE = 60.0
 """Seconds that a creation waits for room, before the client is told to come back later."""
 
@@ -99,7 +101,7 @@ async def create(context: Context, wanted: calls.Create) -> list[SandboxInfo]:
     def several() -> AbstractAsyncContextManager[Sequence[NativeSandbox]]:
         return service.native.group(recipe, wanted.count or 0, limits=wanted.limits, labels=wanted.labels)
 
-    demand = _demand(service, wanted.limits, wanted.count or 1)
+    demand = _demand(service, wanted.limits, 1 if wanted.count is None else wanted.count)
     held = await service.sandboxes.create(
         context.tenant,
         wanted.key,
@@ -115,7 +117,9 @@ Enter = Callable[[], AbstractAsyncContextManager[Sequence[NativeSandbox]]]
 
 
 def _demand(service: Service, limits: Limits | None, count: int) -> Demand:
-    """What a request counts: by its limits, or by those that the engine sets."""
+    """What a request counts: by its limits, or by those that the engine sets. Raises LimitError."""
+    if not 0 <= count <= LARGEST_GROUP:
+        raise LimitError(f"a request may be for 0 to {LARGEST_GROUP} sandboxes, not {count}")
     limits = limits or service.native.node.options.limits
     memory = capacity.share_of_memory() if limits.memory is None else limits.memory
     cpus = float(os.cpu_count() or 1) if limits.cpus is None else limits.cpus

@@ -46,7 +46,7 @@ def load(body: bytes, kind: type[T]) -> T:
             if isinstance(action := plain.get("action"), dict):
                 plain["action"] = _with_bytes(action)
         return msgspec.convert(plain, kind, builtin_types=(bytes,))
-    except (msgspec.MsgspecError, UnicodeError, binascii.Error) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ArgumentError(f"the body of the request is not valid: {error}") from error
 
 

@@ -60,7 +60,9 @@ def document() -> bytes:
             "responses": {status: answer, "default": {"description": "an error", "content": failure}},
         }
         if body is not None:
-            found["requestBody"] = {"content": {"application/json": {"schema": schema(body)}}}
+            required = any(field.required for field in msgspec.structs.fields(body))
+            content = {"application/json": {"schema": schema(body)}}
+            found["requestBody"] = {"content": content, "required": required}
         return found
 
     one = "/v1/sandboxes/{sandbox}"

@@ -106,7 +106,8 @@ class Creation:
 class _Request:
     """A creation with an idempotency key: those who ask with the same key wait for the same one."""
 
-    def __init__(self, fingerprint: bytes, task: asyncio.Task[list[Held]]) -> None:
+    def __init__(self, key: tuple[str, str], fingerprint: bytes, task: asyncio.Task[list[Held]]) -> None:
+        self.key = key
         self.fingerprint = fingerprint
         self.task = task
         self.waiters = 0
@@ -171,12 +172,12 @@ class Sandboxes:
         if request is None:
             creation = Creation(create, (tenant, key))
             task = asyncio.create_task(self._create(tenant, creation, labels, lease))
-            request = self._requests[tenant, key] = _Request(fingerprint, task)
+            request = self._requests[tenant, key] = _Request((tenant, key), fingerprint, task)
             task.add_done_callback(lambda done: self._answered(tenant, key, done))
         request.waiters += 1
         try:
             members = await asyncio.shield(request.task)
-            if all(member.released for member in members):
+            if members and all(member.released for member in members):
                 raise LeaseEnded(f"the lease {key[:80]!r} has ended", remedy="use a new key for a new lease")
             return members
         except asyncio.CancelledError:
@@ -188,6 +189,7 @@ class Sandboxes:
 
     async def _abandon(self, request: _Request) -> None:
         """Stop a creation, or end the sandboxes that it has made."""
+        self._requests.pop(request.key, None)  # who asks from now on gets a creation of its own
         with anyio.CancelScope(shield=True):
             request.task.cancel()
             await asyncio.wait([request.task])
@@ -197,8 +199,13 @@ class Sandboxes:
 
     def _answered(self, tenant: str, key: str, done: asyncio.Task[list[Held]]) -> None:
         """A creation that failed may be asked for again at once."""
-        if done.cancelled() or done.exception() is not None:
-            self._requests.pop((tenant, key), None)
+        request = self._requests.get((tenant, key))
+        if (
+            request is not None
+            and request.task is done
+            and (done.cancelled() or done.exception() is not None)
+        ):
+            del self._requests[tenant, key]
 
     async def _create(
         self, tenant: str, creation: Creation, labels: Mapping[str, str], lease: float
