@@ -13,7 +13,15 @@ from rounds import Row, figure
 
 from dutyfree.engine.pool.scheduler.decide import candidates, decide, place
 from dutyfree.engine.pool.scheduler.state import State
-from dutyfree.engine.pool.scheduler.values import Budget, Deliver, LeaseRequest, Make, Policy, PrefixChain
+from dutyfree.engine.pool.scheduler.values import (
+    Budget,
+    Deliver,
+    JobResult,
+    LeaseRequest,
+    Make,
+    Policy,
+    PrefixChain,
+)
 
 RECIPES = 1000
 FLEETS = (100, 1_000, 10_000, 100_000)
@@ -37,7 +45,8 @@ def fleet(idle: int) -> tuple[State, float]:
         state.arrive(LeaseRequest(number, path, now + 1e9), now)
         for operation in decide(state, now):
             if isinstance(operation, Make) and not operation.background:
-                state.made(operation.job, f"s{operation.job}", now, layers={1: 10**6, 2: 10**6})
+                made = JobResult(layers={1: 10**6, 2: 10**6})
+                state.made(operation.job, f"s{operation.job}", now, made)
         decide(state, now)
     for number in range(idle):
         now += 0.001
@@ -61,7 +70,7 @@ def decisions(state: State, now: float, rounds: int, idle: int) -> list[float]:
         seconds.append(perf_counter() - start)
         for operation in operations:
             if isinstance(operation, Make) and not operation.background:
-                state.made(operation.job, operation.origin or f"m{operation.job}", now)
+                state.made(operation.job, operation.origin or f"m{operation.job}", now, JobResult())
         for operation in (*operations, *decide(state, now)):
             if isinstance(operation, Deliver):
                 state.returned(operation.request, now)
