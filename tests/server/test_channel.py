@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import anyio
@@ -16,10 +16,11 @@ from websockets.typing import Subprotocol
 import dutyfree
 from dutyfree.contract import Recipe, Stage
 from dutyfree.contract.errors import RecipeError, Unavailable
+from dutyfree.server.tokens import Tokens
 from dutyfree.substrates.hosted import Hosted
 from dutyfree.wire import codec, frames
 from dutyfree.wire.frames import Call, Kind
-from tests.awaiting import until_not
+from tests.awaiting import until, until_not
 from tests.serving import serving
 
 pytestmark = pytest.mark.native
@@ -156,3 +157,18 @@ async def test_no_server_is_said_with_a_remedy() -> None:
     with pytest.raises(Unavailable, match="dutyfree serve"):
         async with dutyfree.open("hosted", url="http://127.0.0.1:9"):
             pass
+
+
+async def test_a_revoked_token_loses_its_channel(tmp_path: Path) -> None:
+    def tokens(change: Callable[[Tokens], str]) -> str:
+        with Tokens(tmp_path / "server.sqlite") as opened:
+            return change(opened)
+
+    token = await anyio.to_thread.run_sync(tokens, lambda opened: opened.create("trainer"))
+    with serving(tmp_path) as url:
+        async with dutyfree.open("hosted", url=url, token=token) as hosted:
+            assert await hosted.sandboxes() == ()
+            await anyio.to_thread.run_sync(tokens, lambda opened: str(opened.revoke(opened.all()[0].id)))
+            await until(lambda: hosted._connection._socket is None)
+            with pytest.raises(Unavailable, match="403"):
+                await hosted.sandboxes()

@@ -293,3 +293,4 @@ def test_limits_of_a_tenant(tmp_path: Path) -> None:
         status, refused = client("POST", "/v1/sandboxes", {})
         assert (status, refused["error"]["code"], refused["error"]["retryable"]) == (429, "exhausted", True)
         assert refused["error"]["fields"]["numbers"]["sandboxes"] == 1
+        assert run_code(client, code="true", language="bash")["status"] == "SandboxError", "it counts too"

@@ -162,8 +162,8 @@ class Routes:
         (made,) = await HANDLERS["create"](DirectCall(self._service, tenant, ""), call)
         return _answer(request, made, 201)
 
-    async def run_code(self, request: Request, _tenant: str) -> Response:
-        return await run_code(self._service, request)
+    async def run_code(self, request: Request, tenant: str) -> Response:
+        return await run_code(self._service, tenant, request)
 
     async def metrics(self, request: Request, _tenant: str) -> Response:
         await self._access.check_operator(request)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import binascii
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
@@ -13,6 +15,7 @@ from starlette.responses import Response
 from dutyfree.contract import Limits, Observation
 from dutyfree.contract.errors import ActionError, DutyfreeError
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
+from dutyfree.server.handlers import DirectCall, admitted, demand_of
 from dutyfree.server.service import Service
 
 Status = Literal["Success", "Failed", "SandboxError"]
@@ -68,7 +71,7 @@ class RunCodeAnswer(msgspec.Struct, frozen=True):
     files: dict[str, str] = {}
 
 
-async def run_code(service: Service, request: Request) -> Response:
+async def run_code(service: Service, tenant: str, request: Request) -> Response:
     """Always one of their answers: an error of ours is a SandboxError, which is not the program's fault."""
     try:
         wanted = msgspec.json.decode(await request.body(), type=RunCode)
@@ -79,14 +82,21 @@ async def run_code(service: Service, request: Request) -> Response:
         known = ", ".join(LANGUAGES)
         return _json(RunCodeAnswer("SandboxError", f"no language {wanted.language!r}; there are {known}"))
     try:
-        return _json(await _run(service, wanted, language))
+        return _json(await _run(DirectCall(service, tenant), wanted, language))
     except (DutyfreeError, binascii.Error) as error:
         return _json(RunCodeAnswer("SandboxError", str(error)))
 
 
-async def _run(service: Service, wanted: RunCode, language: Language) -> RunCodeAnswer:
+async def _run(context: DirectCall, wanted: RunCode, language: Language) -> RunCodeAnswer:
     memory = wanted.memory_limit_MB << 20 if wanted.memory_limit_MB > 0 else None
-    async with service.native.sandbox(limits=Limits(memory=memory)) as sandbox:
+    limits = Limits(memory=memory)
+
+    @asynccontextmanager
+    async def fresh() -> AsyncIterator[Sequence[NativeSandbox]]:
+        async with context.service.native.sandbox(limits=limits) as sandbox:
+            yield (sandbox,)
+
+    async with admitted(context, demand_of(context.service, limits, 1), fresh)() as (sandbox,):
         for path, content in wanted.files.items():
             await sandbox.write(path, binascii.a2b_base64(content or ""))
         await sandbox.write(language.file, wanted.code.encode())

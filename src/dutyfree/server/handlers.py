@@ -101,12 +101,12 @@ async def create(context: Context, wanted: calls.Create) -> list[SandboxInfo]:
     def several() -> AbstractAsyncContextManager[Sequence[NativeSandbox]]:
         return service.native.group(recipe, wanted.count or 0, limits=wanted.limits, labels=wanted.labels)
 
-    demand = _demand(service, wanted.limits, 1 if wanted.count is None else wanted.count)
+    demand = demand_of(service, wanted.limits, 1 if wanted.count is None else wanted.count)
     held = await service.sandboxes.create(
         context.tenant,
         wanted.key,
         codec.encode(wanted),
-        _admitted(context, demand, one if wanted.count is None else several),
+        admitted(context, demand, one if wanted.count is None else several),
         wanted.labels,
         wanted.lease,
     )
@@ -116,7 +116,7 @@ async def create(context: Context, wanted: calls.Create) -> list[SandboxInfo]:
 Enter = Callable[[], AbstractAsyncContextManager[Sequence[NativeSandbox]]]
 
 
-def _demand(service: Service, limits: Limits | None, count: int) -> Demand:
+def demand_of(service: Service, limits: Limits | None, count: int) -> Demand:
     """What a request counts: by its limits, or by those that the engine sets. Raises LimitError."""
     if not 0 <= count <= LARGEST_GROUP:
         raise LimitError(f"a request may be for 0 to {LARGEST_GROUP} sandboxes, not {count}")
@@ -126,7 +126,7 @@ def _demand(service: Service, limits: Limits | None, count: int) -> Demand:
     return Demand(count, count * memory, count * cpus)
 
 
-def _admitted(context: Context, demand: Demand, create: Enter) -> Enter:
+def admitted(context: Context, demand: Demand, create: Enter) -> Enter:
     """The same sandboxes, as soon as the tenant may have them."""
 
     @asynccontextmanager
@@ -252,7 +252,7 @@ async def fork(context: Context, wanted: calls.Fork) -> list[SandboxInfo]:
         context.tenant,
         wanted.key,
         parent.id.encode() + codec.encode(wanted),
-        _admitted(context, _demand(context.service, None, wanted.count), children),
+        admitted(context, demand_of(context.service, None, wanted.count), children),
         parent.labels,
         wanted.lease,
     )
