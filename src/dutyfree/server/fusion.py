@@ -6,7 +6,7 @@ import binascii
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from time import perf_counter
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -16,6 +16,7 @@ from dutyfree.contract import Limits, Observation
 from dutyfree.contract.errors import ActionError, DutyfreeError
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.server.handlers import DirectCall, admitted, demand_of
+from dutyfree.server.json_form import json_response
 from dutyfree.server.service import Service
 
 Status = Literal["Success", "Failed", "SandboxError"]
@@ -76,15 +77,17 @@ async def run_code(service: Service, tenant: str, request: Request) -> Response:
     try:
         wanted = msgspec.json.decode(await request.body(), type=RunCode)
     except msgspec.MsgspecError as error:
-        return _json({"detail": str(error)}, 422)
+        return json_response({"detail": str(error)}, 422)
     language = LANGUAGES.get(wanted.language)
     if language is None:
         known = ", ".join(LANGUAGES)
-        return _json(RunCodeAnswer("SandboxError", f"no language {wanted.language!r}; there are {known}"))
+        return json_response(
+            RunCodeAnswer("SandboxError", f"no language {wanted.language!r}; there are {known}")
+        )
     try:
-        return _json(await _run(DirectCall(service, tenant), wanted, language))
+        return json_response(await _run(DirectCall(service, tenant), wanted, language))
     except (DutyfreeError, binascii.Error) as error:
-        return _json(RunCodeAnswer("SandboxError", str(error)))
+        return json_response(RunCodeAnswer("SandboxError", str(error)))
 
 
 async def _run(context: DirectCall, wanted: RunCode, language: Language) -> RunCodeAnswer:
@@ -133,7 +136,3 @@ async def _fetched(sandbox: NativeSandbox, paths: tuple[str, ...]) -> dict[str, 
             continue  # the program did not write it
         found[path] = binascii.b2a_base64(data, newline=False).decode()
     return found
-
-
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")

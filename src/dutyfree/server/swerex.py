@@ -25,6 +25,7 @@ from dutyfree.contract.errors import ActionError, DutyfreeError
 from dutyfree.engine.sandbox.shell import NativeShell
 from dutyfree.server.access import Access, Refused
 from dutyfree.server.handlers import HANDLERS, DirectCall
+from dutyfree.server.json_form import json_response
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
 from dutyfree.wire import calls
@@ -150,9 +151,9 @@ class SwerexRoutes:
         async def guarded(request: Request) -> Response:
             try:
                 runtime = await self._runtime(await self._access.tenant(request), request.path_params["name"])
-                return _json(await endpoint(self, request, runtime))
+                return json_response(await endpoint(self, request, runtime))
             except Refused as error:
-                return _json({"detail": str(error)}, error.status)
+                return json_response({"detail": str(error)}, error.status)
             except SwerexError as error:
                 return _transferred(error)
             except FileNotFoundError as error:
@@ -309,8 +310,4 @@ async def _body(request: Request, kind: Any) -> Any:
 def _transferred(error: SwerexError) -> Response:
     """An error that the client raises again."""
     found = {"message": str(error), "class_path": error.path, "traceback": "", "extra_info": error.extra}
-    return _json({"swerexception": found}, 511)
-
-
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
+    return json_response({"swerexception": found}, 511)

@@ -17,6 +17,7 @@ from dutyfree.contract.errors import DutyfreeError, RecipeError, UsageError
 from dutyfree.engine.sandbox.sandbox import NetworkedSandbox
 from dutyfree.server.access import Access, Refused
 from dutyfree.server.handlers import HANDLERS, DirectCall
+from dutyfree.server.json_form import json_response
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
 from dutyfree.wire import calls
@@ -87,10 +88,10 @@ class ControlRoutes:
             try:
                 return await endpoint(self, request, await self._access.tenant(request))
             except Refused as error:
-                return _json({"code": error.status, "message": str(error)}, error.status)
+                return json_response({"code": error.status, "message": str(error)}, error.status)
             except DutyfreeError as error:
                 status = status_of(describe(error))
-                return _json({"code": status, "message": str(error)}, status, retry_headers(error))
+                return json_response({"code": status, "message": str(error)}, status, retry_headers(error))
 
         return guarded
 
@@ -109,7 +110,7 @@ class ControlRoutes:
         (made,) = await HANDLERS["create"](context, call)
         held = self._service.sandboxes.get(tenant, made.id)
         held.template = wanted.template_id or BASE[0]
-        return _json(_created(held), 201)
+        return json_response(_created(held), 201)
 
     def _image(self, template: str) -> str | None:
         """The image of a template. Raises RecipeError."""
@@ -136,11 +137,11 @@ class ControlRoutes:
         ]
         page = matching[:limit]
         headers = {"x-next-token": page[-1].id} if len(matching) > limit else {}
-        return _json([_listed(held) for held in page], headers=headers)
+        return json_response([_listed(held) for held in page], headers=headers)
 
     async def show(self, request: Request, tenant: str) -> Response:
         held = self._held(request, tenant)
-        return _json({**_listed(held), "envdAccessToken": held.access_token})
+        return json_response({**_listed(held), "envdAccessToken": held.access_token})
 
     async def kill(self, request: Request, tenant: str) -> Response:
         await self._service.sandboxes.release(self._held(request, tenant))
@@ -155,7 +156,7 @@ class ControlRoutes:
     async def pause(self, request: Request, tenant: str) -> Response:
         held = self._held(request, tenant)
         if held.sandbox.paused:
-            return _json({"code": 409, "message": "the sandbox is paused already"}, 409)
+            return json_response({"code": 409, "message": "the sandbox is paused already"}, 409)
         await held.sandbox.pause()
         self._service.sandboxes.keep_alive(held, PAUSED)
         return Response(status_code=204)
@@ -167,7 +168,7 @@ class ControlRoutes:
         if was_paused:
             await held.sandbox.resume()
         self._service.sandboxes.keep_alive(held, wanted.timeout or LEASE)
-        return _json(_created(held), 201 if was_paused else 200)
+        return json_response(_created(held), 201 if was_paused else 200)
 
     async def fork(self, request: Request, tenant: str) -> Response:
         parent = self._held(request, tenant)
@@ -177,7 +178,7 @@ class ControlRoutes:
         children = [self._service.sandboxes.get(tenant, one.id) for one in made]
         for child in children:
             child.template = parent.template
-        return _json([{"sandbox": _created(child)} for child in children], 201)
+        return json_response([{"sandbox": _created(child)} for child in children], 201)
 
     async def snapshot(self, request: Request, tenant: str) -> Response:
         """Keep the files of a sandbox as a template, by which others are created."""
@@ -186,12 +187,12 @@ class ControlRoutes:
         )
         name = f"snapshot-{secrets.token_hex(8)}"
         self._templates[name] = kept.image
-        return _json({"snapshotID": name, "names": []}, 201)
+        return json_response({"snapshotID": name, "names": []}, 201)
 
     async def remove_template(self, request: Request, tenant: str) -> Response:
         image = self._templates.get(request.path_params["template"])
         if image is None:
-            return _json({"code": 404, "message": "template not found"}, 404)
+            return json_response({"code": 404, "message": "template not found"}, 404)
         self._service.forget_snapshot(tenant, WireRecipe(image))
         del self._templates[request.path_params["template"]]
         return Response(status_code=204)
@@ -265,7 +266,3 @@ async def _body(request: Request, kind: Any) -> Any:
         return msgspec.json.decode(await request.body() or b"{}", type=kind)
     except msgspec.MsgspecError as error:
         raise UsageError(f"the body of the request is not valid: {error}") from error
-
-
-def _json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
-import msgspec
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,6 +25,7 @@ from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.server.e2b import connect
 from dutyfree.server.e2b.connect import RpcError
 from dutyfree.server.e2b.processes import Command, CommandConfig, Commands, TerminalCommand
+from dutyfree.server.json_form import json_response
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
 
@@ -101,19 +101,19 @@ class Envd:
             }
             for command in self.commands.running()
         ]
-        return _json({"processes": found})
+        return json_response({"processes": found})
 
     async def send_input(self, request: Request) -> Response:
         wanted = await connect.unary(request)
         given = wanted.get("input") or {}
         data = binascii.a2b_base64(given.get("stdin") or given.get("pty") or "")
         await self.commands.get(wanted.get("process") or {}).write(data)
-        return _json({})
+        return json_response({})
 
     async def close_stdin(self, request: Request) -> Response:
         wanted = await connect.unary(request)
         await self.commands.get(wanted.get("process") or {}).close_stdin()
-        return _json({})
+        return json_response({})
 
     async def send_signal(self, request: Request) -> Response:
         wanted = await connect.unary(request)
@@ -121,7 +121,7 @@ class Envd:
         if number is None:
             raise RpcError("invalid_argument", f"there is no signal {wanted.get('signal')!r}")
         await self.commands.get(wanted.get("process") or {}).signal(number)
-        return _json({})
+        return json_response({})
 
     async def update(self, request: Request) -> Response:
         wanted = await connect.unary(request)
@@ -129,13 +129,13 @@ class Envd:
         size = (wanted.get("pty") or {}).get("size") or {}
         if isinstance(command, TerminalCommand):
             await command.resize(size.get("rows", 24), size.get("cols", 80))
-        return _json({})
+        return json_response({})
 
     # --- Files ------------------------------------------------------------------------------------------
 
     async def stat(self, request: Request) -> Response:
         wanted = await connect.unary(request)
-        return _json({"entry": await self.entry(wanted.get("path", ""))})
+        return json_response({"entry": await self.entry(wanted.get("path", ""))})
 
     async def entry(self, given: str) -> dict[str, Any]:
         """Raises RpcError if there is nothing."""
@@ -151,7 +151,7 @@ class Envd:
         path, depth = self.path(wanted.get("path", "")), wanted.get("depth") or 1
         await self.sandbox.list(path)  # raises what is wrong with the directory
         seen = await self.sandbox.exec(["/bin/sh", "-c", _LIST, "sh", path, str(depth)])
-        return _json({"entries": await self._entries(seen)})
+        return json_response({"entries": await self._entries(seen)})
 
     async def _entries(self, seen: Observation) -> list[dict[str, Any]]:
         entries = [_entry(line) for line in seen.stdout.decode(errors="replace").splitlines()]
@@ -174,7 +174,7 @@ class Envd:
             raise RpcError("already_exists", f"directory already exists: {path}")
         if not seen.ok:
             raise RpcError("invalid_argument", seen.stderr.decode(errors="replace") or f"{path} is a file")
-        return _json({"entry": await self.entry(path)})
+        return json_response({"entry": await self.entry(path)})
 
     async def move(self, request: Request) -> Response:
         wanted = await connect.unary(request)
@@ -184,12 +184,12 @@ class Envd:
         seen = await self.sandbox.exec(["/bin/sh", "-c", script, "sh", source, target])
         if not seen.ok:
             raise RpcError("invalid_argument", seen.stderr.decode(errors="replace"))
-        return _json({"entry": await self.entry(target)})
+        return json_response({"entry": await self.entry(target)})
 
     async def remove(self, request: Request) -> Response:
         wanted = await connect.unary(request)
         await self.sandbox.remove(self.path(wanted.get("path", "")))
-        return _json({})
+        return json_response({})
 
     async def read(self, request: Request) -> Response:
         data = await self.sandbox.read(self.path(request.query_params.get("path", "")))
@@ -213,7 +213,7 @@ class Envd:
             at = self.path(path or "")
             await self.sandbox.write(at, data)
             written.append(at)
-        return _json([{"path": at, "name": posixpath.basename(at), "type": "file"} for at in written])
+        return json_response([{"path": at, "name": posixpath.basename(at), "type": "file"} for at in written])
 
     # --- Watches ----------------------------------------------------------------------------------------
 
@@ -237,17 +237,17 @@ class Envd:
         await watcher.begun()
         name = secrets.token_hex(8)
         self.watchers[name] = watcher
-        return _json({"watcherId": name})
+        return json_response({"watcherId": name})
 
     async def watcher_events(self, request: Request) -> Response:
         wanted = await connect.unary(request)
-        return _json({"events": self._watcher(wanted).take()})
+        return json_response({"events": self._watcher(wanted).take()})
 
     async def remove_watcher(self, request: Request) -> Response:
         wanted = await connect.unary(request)
         self._watcher(wanted).end()
         del self.watchers[wanted["watcherId"]]
-        return _json({})
+        return json_response({})
 
     def _watcher(self, wanted: dict[str, Any]) -> Watcher:
         watcher = self.watchers.get(wanted.get("watcherId", ""))
@@ -439,7 +439,3 @@ def _time(seconds: int) -> str:
 def _event(change: Change) -> dict[str, Any] | None:
     kind = EVENTS.get(change.kind)
     return None if kind is None else {"name": change.path, "type": kind}
-
-
-def _json(value: object) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
