@@ -142,7 +142,7 @@ def test_a_lease_is_kept_alive(client: Client) -> None:
 def test_a_client_that_goes_away_stops_its_command(client: Client, sandbox: str) -> None:
     body = json.dumps({"command": "echo $$ > pid; sleep 1000"}).encode()
     with socket.create_connection(tuple(client.address.split(":"))) as raw:  # type: ignore[arg-type]
-        head = f"POST {sandbox}/exec HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST {sandbox}/exec HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         raw.sendall(head.encode() + body)
         assert eventually(lambda: client.raw("GET", f"{sandbox}/files?path=pid")[0] == 200)
     alive = {"command": "kill -0 $(cat pid)"}

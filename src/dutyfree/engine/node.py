@@ -20,7 +20,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from dutyfree.contract import Limits, Recipe, limited
+from dutyfree.contract import Limits, NetworkPolicy, Recipe, limited
 from dutyfree.contract.arguments import check_count
 from dutyfree.contract.errors import OptionError, Unavailable, UsageError
 from dutyfree.contract.recipe import IsolationLevel, checked
@@ -93,6 +93,8 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The most seconds that a fetch from a peer may take. After that, the stage is built."""
     longest_stage: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
     """The most seconds that the commands of a stage may take. After that, the stage has failed."""
+    stage_network: NetworkPolicy = "on"
+    """What the commands of stages may reach: a network policy (docs/network.md)."""
     isolation: IsolationLevel = "full"
     """``none`` IS FOR TRUSTED CODE ONLY: commands run as root of the host (docs/security.md)."""
     without: tuple[Wall, ...] = ()
@@ -113,6 +115,10 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             network_policy.encode(self.limits.network, ())
         except ValueError as error:
             raise ValueError(f"limits.network: {error}") from error
+        try:
+            network_policy.encode(self.stage_network, ())
+        except ValueError as error:
+            raise ValueError(f"stage_network: {error}") from error
         for name, hosts in (("mirrors", self.mirrors), ("insecure", self.insecure)):
             for host in hosts:
                 try:
@@ -170,6 +176,7 @@ class Node:
             resolvers,
             default_image=options.image,
             stage_timeout=options.longest_stage,
+            stage_network=options.stage_network,
             isolation=self.isolation,
             timeouts=timeouts,
             storage=storage,

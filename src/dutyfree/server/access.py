@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
-from dutyfree.server.service import LOCAL
+from dutyfree.server.tenant_rules import LOCAL
 from dutyfree.server.tokens import PREFIX, Tokens
 from dutyfree.wire.errors import WireError
 
@@ -34,7 +35,8 @@ class Access:
         """The tenant of a request. Raises Refused."""
         _check_origin(connection)
         secret = _secret(connection)
-        if not self._needs_token and not secret.startswith(PREFIX):
+        if not secret.startswith(PREFIX) and not self._needs_token and not await self._tokens.any_exist():
+            _check_host(connection)
             return LOCAL
         if not secret:
             raise Refused(401, "unauthorized", "the server needs a token", "send Authorization: Bearer TOKEN")
@@ -61,5 +63,25 @@ def _secret(connection: HTTPConnection) -> str:
 def _check_origin(connection: HTTPConnection) -> None:
     """Refuse pages of other sites, which a browser on this machine may show. Raises Refused."""
     origin = connection.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != connection.headers.get("host", ""):
+    is_foreign = origin is not None and urlsplit(origin).netloc != connection.headers.get("host", "")
+    if is_foreign or connection.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
         raise Refused(403, "forbidden", "a page of another site may not use this server")
+
+
+def _check_host(connection: HTTPConnection) -> None:
+    """Refuse names of other sites that lead to this machine (DNS rebinding). Raises Refused.
+
+    A page of such a site has the same origin as this server. Who has no token must use an address of the
+    loopback, which no site has.
+    """
+    if connection.scope.get("client") is None:
+        return  # a Unix socket, which no browser uses
+    host = urlsplit(f"//{connection.headers.get('host', '')}").hostname or ""
+    try:
+        is_local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_local = host in ("", "localhost")
+    if not is_local:
+        raise Refused(
+            403, "forbidden", f"this server is not {host[:80]!r}", "use http://127.0.0.1, or a token"
+        )

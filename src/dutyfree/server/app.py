@@ -21,9 +21,10 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from dutyfree.contract import Read, Write
-from dutyfree.contract.errors import ArgumentError, DutyfreeError, UsageError
+from dutyfree.contract.errors import ArgumentError, DutyfreeError, Exhausted, UsageError
 from dutyfree.server import json_form, openapi
 from dutyfree.server.access import Access, Refused
+from dutyfree.server.bodies import LARGEST_REQUEST
 from dutyfree.server.channel import Channel, ProtocolError
 from dutyfree.server.channel_socket import ChannelSocket
 from dutyfree.server.e2b.control import ControlRoutes
@@ -36,12 +37,10 @@ from dutyfree.server.service import Service
 from dutyfree.server.swerex import SwerexRoutes
 from dutyfree.server.tokens import FRESH
 from dutyfree.wire import calls, codec, frames
-from dutyfree.wire.errors import describe, retry_headers, status_of
+from dutyfree.wire.errors import WireError, describe, retry_headers, status_of
 from dutyfree.wire.recipes import WireRecipe
 
 MSGPACK = "application/msgpack"
-LARGEST_REQUEST = 256 << 20
-"""Bytes of the largest request."""
 PAGE = 100
 """Sandboxes on a page of the list."""
 
@@ -110,9 +109,14 @@ class Routes:
     async def channel(self, socket: WebSocket) -> None:
         try:
             tenant = await self._access.tenant(socket)
+            with self._service.quotas.channel(tenant):
+                await self._converse(socket, tenant)
         except Refused as error:
-            await socket.close(4000 + error.status, str(error))
-            return
+            await socket.send_denial_response(_failure(error.error, error.status))
+        except Exhausted as error:
+            await socket.send_denial_response(_failure(describe(error), 429, retry_headers(error)))
+
+    async def _converse(self, socket: WebSocket, tenant: str) -> None:
         await socket.accept(subprotocol=frames.PROTOCOL)
         direct = ChannelSocket.of(socket)
         channel = Channel(self._service, tenant, direct.write, LARGEST_REQUEST)
@@ -196,7 +200,7 @@ class Routes:
             number = int(mode, 8)
         except ValueError:
             raise ArgumentError(f"mode must be octal digits, not {mode[:20]!r}") from None
-        await HANDLERS["write"](self._call(request, tenant), Write(path, await _bytes(request), number))
+        await HANDLERS["write"](self._call(request, tenant), Write(path, await request.body(), number))
         return Response(status_code=204)
 
     def _call(self, request: Request, tenant: str) -> DirectCall:
@@ -249,25 +253,19 @@ def _query(request: Request, name: str) -> str:
     return value
 
 
-async def _bytes(request: Request) -> bytes:
-    """The body. Raises Refused if it is too large."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > LARGEST_REQUEST:
-            raise Refused(413, "too_large", f"a request may have {LARGEST_REQUEST} bytes")
-        parts.append(part)
-    return b"".join(parts)
-
-
 async def _body(request: Request, kind: Any) -> Any:
-    body = await _bytes(request)
+    body = await request.body()
     if request.headers.get("content-type", "").startswith(MSGPACK):
         try:
             return codec.decode(body, kind)
         except msgspec.DecodeError as error:
             raise ArgumentError(f"the body of the request is not valid: {error}") from error
     return json_form.load(body, kind)
+
+
+def _failure(error: WireError, status: int, headers: dict[str, str] | None = None) -> Response:
+    body = json_form.dump({"error": error}) + b"\n"
+    return Response(body, status, headers, media_type="application/json")
 
 
 def _answer(

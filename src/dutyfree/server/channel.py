@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from dutyfree.contract.errors import DispatchError, DutyfreeError, UsageError
-from dutyfree.server.handlers import HANDLERS
+from dutyfree.contract.errors import DispatchError, DutyfreeError, Exhausted, UsageError
+from dutyfree.server.handlers import HANDLERS, Handler
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
 from dutyfree.wire import codec, frames
@@ -20,8 +20,10 @@ from dutyfree.wire.calls import CALLS, CallType
 from dutyfree.wire.errors import describe
 from dutyfree.wire.frames import Call, Kind
 
-CALLS_MAX = 4096
-"""Calls of one channel that may run at once."""
+LARGE = 64 << 10
+"""Bytes of arguments and answers from which on they count as memory that the tenant uses."""
+_STEP = 1 << 20
+"""Unfinished messages count in steps of so many bytes."""
 
 _ITEM_COST = 64
 """Bytes that each item counts besides its own."""
@@ -44,6 +46,7 @@ class Channel:
         self._send = send
         self._assembler = frames.Assembler(largest)
         self._calls: dict[int, RunningCall] = {}
+        self._reserved = 0
 
     def receive(self, frame: bytes) -> None:
         """Handle a frame. Raises ProtocolError."""
@@ -51,6 +54,8 @@ class Channel:
             message = self._assembler.add(frame)
         except ValueError as error:
             raise ProtocolError(str(error)) from error
+        if message is None or self._reserved:
+            self._reserve(-(-self._assembler.held // _STEP) * _STEP)
         if message is None:
             return
         kind, number, payload = message
@@ -78,7 +83,19 @@ class Channel:
             call = codec.decode(payload, Call)
         except msgspec.DecodeError as error:
             raise ProtocolError(str(error)) from error
-        self._calls[number] = RunningCall(self, number, call, crowded=len(self._calls) >= CALLS_MAX)
+        self._calls[number] = RunningCall(self, number, call, len(payload))
+
+    def _reserve(self, size: int) -> None:
+        """Count the memory of unfinished messages. Raises ProtocolError if the tenant uses too much."""
+        held, more = self.service.quotas.bytes, size - self._reserved
+        try:
+            if more > 0:
+                held.take(self.tenant, more)
+        except Exhausted as error:
+            raise ProtocolError(error.message) from error
+        if more < 0:
+            held.give_back(self.tenant, -more)
+        self._reserved = size
 
     async def send(self, kind: Kind, number: int, payload: bytes = b"") -> None:
         for frame in frames.pack(kind, number, payload):
@@ -89,6 +106,7 @@ class Channel:
 
     async def close(self) -> None:
         """Cancel all calls: the client is gone. Its sandboxes stay until their leases end."""
+        self._reserve(0)
         tasks = [call.task for call in self._calls.values()]
         for task in tasks:
             task.cancel()
@@ -99,7 +117,8 @@ class Channel:
 class RunningCall:
     """One call: the ``handlers.Context`` of its handler."""
 
-    def __init__(self, channel: Channel, number: int, call: Call, *, crowded: bool) -> None:
+    def __init__(self, channel: Channel, number: int, call: Call, size: int) -> None:
+        """``size``: the bytes of the call on the wire."""
         self.service = channel.service
         self.tenant = channel.tenant
         self._channel = channel
@@ -112,7 +131,8 @@ class RunningCall:
         self._credit = frames.WINDOW
         self._room = asyncio.Event()
         self._cancelled = False
-        self.task = asyncio.create_task(self._run(crowded))
+        self._size = size
+        self.task = asyncio.create_task(self._run())
 
     # --- For the handler --------------------------------------------------------------------------------
 
@@ -168,10 +188,15 @@ class RunningCall:
         self._cancelled = True
         self.task.cancel()
 
-    async def _run(self, crowded: bool) -> None:
-        kind, payload = Kind.RESULT, b""
+    async def _run(self) -> None:
+        quotas, tenant = self.service.quotas, self.tenant
+        kind, payload, held = Kind.RESULT, b"", 0
+        quotas.calls[tenant] += 1
         try:
-            payload = codec.encode(await self._perform(crowded))
+            payload = codec.encode(await self._perform())
+            if len(payload) > LARGE:
+                quotas.bytes.take(tenant, len(payload))
+                held = len(payload)
         except asyncio.CancelledError:
             if not self._cancelled:
                 raise  # the client is gone
@@ -182,16 +207,27 @@ class RunningCall:
             _log.exception("the call %s failed", self._call.method)
             kind, payload = Kind.ERROR, codec.encode(describe(error))
         finally:
+            quotas.calls[tenant] -= 1
             self._channel.forget(self._number)
-        with contextlib.suppress(OSError, RuntimeError):  # the client has gone in the meantime
-            await self._channel.send(kind, self._number, payload)
+        try:
+            with contextlib.suppress(OSError, RuntimeError):  # the client has gone in the meantime
+                await self._channel.send(kind, self._number, payload)
+        finally:
+            if held:
+                quotas.bytes.give_back(tenant, held)
 
-    async def _perform(self, crowded: bool) -> object:
+    async def _perform(self) -> object:
         handler = HANDLERS.get(self._call.method)
         if handler is None:
             raise UsageError(f"there is no call {self._call.method[:80]!r}")
-        if crowded:
-            raise DispatchError(f"this channel has {CALLS_MAX} calls already", remedy="wait for some of them")
+        quotas = self.service.quotas
+        quotas.check_call(self.tenant)
+        if self._size <= LARGE:
+            return await self._handle(handler)
+        with quotas.bytes.held(self.tenant, self._size):
+            return await self._handle(handler)
+
+    async def _handle(self, handler: Handler) -> object:
         try:
             arguments = codec.decode(self._call.arguments, self._type.arguments)
         except msgspec.ValidationError as error:

@@ -5,12 +5,20 @@ Those cost two turns of the event loop and two system calls for each message, ab
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import cast
 
 from starlette.websockets import WebSocket
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 from websockets.http11 import Request
+
+from dutyfree.server.connections import GuardedConfig, UnreadAnswer, address_of, reset
+
+PIECES_MAX = 1024
+"""Fragments of one message. Empty ones count for nothing in its size."""
 
 _SCOPE = "dutyfree.socket"
 
@@ -18,7 +26,43 @@ _SCOPE = "dutyfree.socket"
 class ChannelSocket(WebSocketsSansIOProtocol):
     """A WebSocket whose messages go to ``on_message`` at once, from when it is set."""
 
+    config: GuardedConfig
     on_message: Callable[[bytes], None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._unread = UnreadAnswer(self.transport, self.config.open_connections.limits)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.config.open_connections.remove(address_of(self.client))  # HttpConnection has added it
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread.paused()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unread.resumed()
+
+    def check(self, now: float) -> None:
+        """End the connection if its client does not take what is sent."""
+        if self._unread.is_stuck(now):
+            reset(self.transport)
+
+    def keepalive_timeout(self) -> None:
+        super().keepalive_timeout()
+        reset(self.transport)  # the client is gone, or reads nothing: what is not sent yet never will be
+
+    def handle_cont(self, event: Frame) -> None:
+        super().handle_cont(event)
+        if len(self.frames) > PIECES_MAX:
+            reset(self.transport)
+
+    async def send(self, message: ASGISendEvent) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            self.handshake_complete = True  # it was refused. uvicorn logs an error otherwise
 
     @staticmethod
     def of(socket: WebSocket) -> ChannelSocket:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from dutyfree.contract import Limits, Observation
 from dutyfree.contract.errors import ActionError, DutyfreeError
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
+from dutyfree.server.bodies import LARGEST_REQUEST
 from dutyfree.server.handlers import DirectCall, admitted, demand_of
 from dutyfree.server.json_form import json_response
 from dutyfree.server.service import Service
@@ -131,7 +132,7 @@ async def _fetched(sandbox: NativeSandbox, paths: tuple[str, ...]) -> dict[str, 
     found = {}
     for path in paths:
         try:
-            data = await sandbox.read(path)
+            data = await sandbox.read(path, largest=LARGEST_REQUEST)
         except ActionError:
             continue  # the program did not write it
         found[path] = binascii.b2a_base64(data, newline=False).decode()

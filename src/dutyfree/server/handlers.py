@@ -14,14 +14,24 @@ import anyio.to_thread
 from anyio.abc import ByteStream
 
 from dutyfree.contract import Edit, Exec, Found, Limits, List, Observation, Read, Search, Write
-from dutyfree.contract.errors import ActionError, DispatchError, LimitError, SubstrateError, UsageError
+from dutyfree.contract.errors import (
+    ActionError,
+    DispatchError,
+    LimitError,
+    RecipeError,
+    SubstrateError,
+    UsageError,
+)
 from dutyfree.contract.services import ServiceState
 from dutyfree.engine.host import capacity
 from dutyfree.engine.sandbox.processes import NativeProcess
 from dutyfree.engine.sandbox.sandbox import NativeSandbox, NetworkedSandbox
 from dutyfree.engine.sandbox.shell import NativeShell
 from dutyfree.engine.sandbox.terminal import NativeTerminal
+from dutyfree.server import tenant_rules
 from dutyfree.server.admission import Demand, given_back
+from dutyfree.server.bodies import LARGEST_REQUEST
+from dutyfree.server.files import LARGEST_TREE
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
 from dutyfree.wire import calls, codec
@@ -31,6 +41,8 @@ from dutyfree.wire.recipes import WireRecipe
 
 LARGEST_GROUP = 4096
 """Sandboxes that one request may ask for."""
+LARGEST_BATCH = 4096
+"""Actions of one batch."""
 PATIENCE = 60.0
 """Seconds that a creation waits for room, before the client is told to come back later."""
 
@@ -91,17 +103,20 @@ def _handles(function: Handler) -> Handler:
 @_handles
 async def create(context: Context, wanted: calls.Create) -> list[SandboxInfo]:
     service = context.service
+    tenant_rules.check_labels(wanted.labels)
+    tenant_rules.check_key(wanted.key)
+    limits = tenant_rules.allowed_limits(context.tenant, wanted.limits, networked=service.networked)
     recipe = await service.recipe(context.tenant, wanted.recipe)
 
     @asynccontextmanager
     async def one() -> AsyncIterator[Sequence[NativeSandbox]]:
-        async with service.native.sandbox(recipe, limits=wanted.limits, labels=wanted.labels) as sandbox:
+        async with service.native.sandbox(recipe, limits=limits, labels=wanted.labels) as sandbox:
             yield (sandbox,)
 
     def several() -> AbstractAsyncContextManager[Sequence[NativeSandbox]]:
-        return service.native.group(recipe, wanted.count or 0, limits=wanted.limits, labels=wanted.labels)
+        return service.native.group(recipe, wanted.count or 0, limits=limits, labels=wanted.labels)
 
-    demand = demand_of(service, wanted.limits, 1 if wanted.count is None else wanted.count)
+    demand = demand_of(service, limits, 1 if wanted.count is None else wanted.count)
     held = await service.sandboxes.create(
         context.tenant,
         wanted.key,
@@ -198,7 +213,7 @@ async def missing(context: Context, wanted: calls.Files) -> list[str]:
 async def put_files(context: Context, wanted: calls.Files) -> None:
     if len(wanted.digests) != 1:
         raise UsageError("files are sent one tree at a time")
-    async with _fed(context) as descriptor:
+    async with _fed(context, LARGEST_TREE) as descriptor:
         await context.service.files.put(context.tenant, wanted.digests[0], descriptor)
 
 
@@ -244,6 +259,7 @@ async def snapshot(context: Context, wanted: calls.Snapshot) -> WireRecipe:
 @_handles
 async def fork(context: Context, wanted: calls.Fork) -> list[SandboxInfo]:
     parent = context.held
+    tenant_rules.check_key(wanted.key)
 
     def children() -> AbstractAsyncContextManager[Sequence[NativeSandbox]]:
         return parent.sandbox.fork(wanted.count)
@@ -266,7 +282,8 @@ async def set_network(context: Context, wanted: calls.SetNetwork) -> None:
         raise UsageError(
             "the network of a sandbox cannot change on this host", remedy="run the server as root"
         )
-    await sandbox.set_network(wanted.policy)
+    policy = tenant_rules.allowed_network(context.tenant, wanted.policy, networked=True)
+    await sandbox.set_network(policy)
 
 
 # --- Commands ---------------------------------------------------------------------------------------
@@ -311,6 +328,8 @@ async def _items(context: Context) -> AsyncIterator[bytes]:
 
 @_handles
 async def batch(context: Context, wanted: calls.Batch) -> list[BatchResult]:
+    if len(wanted.actions) > LARGEST_BATCH:
+        raise UsageError(f"a batch of {len(wanted.actions)} actions: it may have {LARGEST_BATCH}")
     found = await context.held.sandbox.batch(wanted.actions, stop_on_failure=wanted.stop_on_failure)
     return [_batch_result(one) for one in found]
 
@@ -458,7 +477,7 @@ async def process_output(context: Context, wanted: ProcessCall) -> None:
 
 @_handles
 async def read(context: Context, wanted: Read) -> bytes:
-    return await context.held.sandbox.read(wanted.path)
+    return await context.held.sandbox.read(wanted.path, largest=LARGEST_REQUEST)
 
 
 @_handles
@@ -541,15 +560,22 @@ async def _send_all(context: Context, descriptor: int) -> None:
 
 
 @asynccontextmanager
-async def _fed(context: Context) -> AsyncIterator[int]:
-    """The read end of a pipe into which the client's items go. The receiver closes it."""
+async def _fed(context: Context, largest: int | None = None) -> AsyncIterator[int]:
+    """The read end of a pipe into which the client's items go. The receiver closes it.
+
+    After ``largest`` bytes it ends, and the receiver sees a stream that is cut off.
+    """
     theirs, ours = os.pipe()
     os.set_blocking(ours, False)
+    room = largest
 
     async def feed() -> None:
+        nonlocal room
         try:
             while (item := await context.receive()) is not None:
                 rest = memoryview(item)
+                if room is not None and (room := room - len(rest)) < 0:
+                    return
                 while rest:
                     try:
                         rest = rest[os.write(ours, rest) :]
@@ -563,6 +589,10 @@ async def _fed(context: Context) -> AsyncIterator[int]:
     feeding = asyncio.create_task(feed())
     try:
         yield theirs
+    except (ActionError, RecipeError, OSError) as error:
+        if room is not None and room < 0:
+            raise RecipeError(f"the files have more than {largest} bytes") from error
+        raise
     finally:
         feeding.cancel()
         await asyncio.wait([feeding])

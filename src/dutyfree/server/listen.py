@@ -16,12 +16,16 @@ import uvicorn
 from dutyfree.contract.errors import Unavailable, UsageError
 from dutyfree.server.access import Access
 from dutyfree.server.app import Routes
+from dutyfree.server.bodies import bounded
 from dutyfree.server.channel_socket import ChannelSocket
+from dutyfree.server.connections import ConnectionLimits, GuardedConfig, check_all
 from dutyfree.server.service import Service
 from dutyfree.wire import frames
 
 DEFAULT = "127.0.0.1:7800"
 _BACKLOG = 1024
+_CHECK_TICKS = 5
+"""uvicorn's ticks, of a tenth of a second, between two looks at all connections."""
 
 
 class Address:
@@ -58,12 +62,21 @@ class Address:
             family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
             listener = socket.socket(family, socket.SOCK_STREAM)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            _find_lost_clients(listener)
             listener.bind((self.host, self.port))
             listener.listen(_BACKLOG)
         except OSError as error:
             where = self.path or f"{self.host}:{self.port}"
             raise Unavailable(f"cannot listen on {where}: {error.strerror or error}") from error
         return listener
+
+
+def _find_lost_clients(listener: socket.socket) -> None:
+    """Let the kernel probe quiet connections, and end those whose client is gone. Connections inherit it."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4)):
+        listener.setsockopt(socket.IPPROTO_TCP, option, value)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 120_000)  # milliseconds
 
 
 def _bind_unix(path: Path) -> socket.socket:
@@ -102,14 +115,20 @@ def check(address: Address, service: Service) -> None:
 
 @asynccontextmanager
 async def serving(
-    service: Service, address: Address, *, certificate: Path | None = None, key: Path | None = None
+    service: Service,
+    address: Address,
+    *,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    connections: ConnectionLimits | None = None,
 ) -> AsyncIterator[str]:
     """Serve while the context lasts; gives the URL. Raises UsageError, Unavailable."""
     check(address, service)
     listener = address.bind()
     access = Access(service.tokens, needs_token=not address.is_local or service.tokens.exist())
-    config = uvicorn.Config(
-        Routes(service, access).app(),
+    config = GuardedConfig(
+        bounded(Routes(service, access).app()),
+        connections or ConnectionLimits(),
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -140,6 +159,11 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _CHECK_TICKS == 0:
+            check_all(self.server_state.connections, asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,19 +12,15 @@ from dutyfree import paths
 from dutyfree.contract import Recipe
 from dutyfree.contract.errors import RecipeError
 from dutyfree.engine.layers.memory_layers import SNAPSHOT_SCHEME
+from dutyfree.server import tenant_rules
 from dutyfree.server.admission import Admission
 from dutyfree.server.files import TenantFiles
 from dutyfree.server.metrics import Metrics
+from dutyfree.server.quotas import Quotas
 from dutyfree.server.sandboxes import Sandboxes
 from dutyfree.server.tokens import Tokens
 from dutyfree.substrates.native import Native
 from dutyfree.wire.recipes import WireRecipe, from_wire, to_wire
-
-LOCAL = "local"
-"""The tenant of callers without a token, which only the loopback and a Unix socket let in."""
-
-_HOST_SCHEMES = re.compile(r"(?:oci|docker-daemon|docker-archive|dir|file):")
-"""Images that are files or services of the server's host."""
 
 
 class Service:
@@ -37,6 +32,7 @@ class Service:
         self.sandboxes = Sandboxes()
         self.metrics = Metrics(self.sandboxes)
         self.admission = Admission(tokens.limits)
+        self.quotas = Quotas()
         self.files = TenantFiles(state / "files")
         self._snapshots: dict[str, str] = {}
         """The tenant that owns each snapshot, by the image of its recipe."""
@@ -49,13 +45,20 @@ class Service:
         Raises OptionError, Unavailable.
         """
         state.mkdir(parents=True, exist_ok=True, mode=0o700)  # noqa: ASYNC240 (before it serves)
-        async with dutyfree.open("native", **options) as native:
-            with Tokens(state / "server.sqlite") as tokens:
+        with Tokens(state / "server.sqlite") as tokens:
+            if tokens.exist():  # stages are commands of tenants, too
+                options = {"stage_network": tenant_rules.stage_network(), **options}
+            async with dutyfree.open("native", **options) as native:
                 service = Service(native, tokens, state)
                 try:
                     yield service
                 finally:
                     await service.sandboxes.close()
+
+    @property
+    def networked(self) -> bool:
+        """Whether sandboxes have networks of their own."""
+        return self.native.node.factory.networked
 
     async def recipe(self, tenant: str, wanted: WireRecipe) -> Recipe:
         """The recipe that a tenant asks for. Raises RecipeError for what the tenant may not use."""
@@ -63,10 +66,10 @@ class Service:
         if image is not None and image.startswith(SNAPSHOT_SCHEME):
             if self._snapshots.get(image) != tenant:
                 raise RecipeError(f"there is no snapshot {image[:80]!r}")
-        elif image is not None and (image.startswith(("/", ".", "~")) or _HOST_SCHEMES.match(image)):
-            raise RecipeError(
-                f"{image[:80]!r} would be a file of the server's host", remedy="name an image of a registry"
-            )
+        elif image is not None:
+            options = self.native.node.options
+            known = (*options.insecure, *options.mirrors)
+            tenant_rules.check_image(tenant, image, known_registries=known)
         if missing := await self.files.missing(tenant, wanted.digests):
             raise RecipeError(f"the server does not have the files {missing[0]}", remedy="send them first")
         return from_wire(wanted, lambda digest: self.files.path(tenant, digest))

@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 import msgspec
 from starlette.datastructures import UploadFile
@@ -24,6 +25,7 @@ from dutyfree.contract import Observation
 from dutyfree.contract.errors import ActionError, DutyfreeError
 from dutyfree.engine.sandbox.shell import NativeShell
 from dutyfree.server.access import Access, Refused
+from dutyfree.server.bodies import LARGEST_REQUEST
 from dutyfree.server.handlers import HANDLERS, DirectCall
 from dutyfree.server.json_form import json_response
 from dutyfree.server.sandboxes import Held
@@ -128,7 +130,7 @@ class SwerexRoutes:
         self._service = service
         self._access = access
         self._runtimes: dict[tuple[str, str], Runtime] = {}
-        self._creating = asyncio.Lock()
+        self._creating: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     def routes(self) -> list[Route]:
         endpoints: list[tuple[str, str, Endpoint]] = [
@@ -164,11 +166,12 @@ class SwerexRoutes:
         return guarded
 
     async def _runtime(self, tenant: str, name: str) -> Runtime:
-        async with self._creating:
+        async with self._creating.setdefault((tenant, name), asyncio.Lock()):  # no one waits for another's
             runtime = self._runtimes.get((tenant, name))
             if runtime is None or runtime.held.released:
                 call = calls.Create(key=f"swerex {name} {id(runtime)}", labels={"swerex": name}, lease=LEASE)
                 (made,) = await HANDLERS["create"](DirectCall(self._service, tenant), call)
+                self._runtimes = {key: one for key, one in self._runtimes.items() if not one.held.released}
                 runtime = Runtime(self._service.sandboxes.get(tenant, made.id))
                 self._runtimes[tenant, name] = runtime
         self._service.sandboxes.keep_alive(runtime.held, LEASE)
@@ -253,7 +256,7 @@ class SwerexRoutes:
 
     async def read_file(self, request: Request, runtime: Runtime) -> dict[str, Any]:
         wanted = await _body(request, FileRequest)
-        data = await runtime.held.sandbox.read(wanted.path)
+        data = await runtime.held.sandbox.read(wanted.path, largest=LARGEST_REQUEST)
         try:
             text = data.decode(wanted.encoding or "utf-8", wanted.errors or "strict")
         except (UnicodeDecodeError, LookupError) as error:
@@ -291,7 +294,12 @@ async def _members(data: bytes) -> AsyncIterator[tuple[str, bytes, int]]:
     """Path, content and mode of each file of an archive. Raises SwerexError."""
     try:
         with contextlib.closing(zipfile.ZipFile(io.BytesIO(data))) as archive:
-            for member in archive.infolist():
+            members = archive.infolist()
+            if sum(member.file_size for member in members) > LARGEST_REQUEST:
+                raise SwerexError(
+                    f"{ERRORS}.SwerexException", f"the archive has more than {LARGEST_REQUEST} bytes unpacked"
+                )
+            for member in members:
                 if not member.is_dir():
                     mode = member.external_attr >> 16 & 0o777
                     yield member.filename, archive.read(member), mode or 0o644

@@ -58,6 +58,8 @@ class Tokens:
         self._lock = threading.Lock()
         self._known: dict[bytes, tuple[str, float]] = {}
         self._limits: dict[str, TenantLimits] = {}
+        self._looked = 0.0
+        self._exist = False
 
     def __enter__(self) -> Self:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -108,7 +110,16 @@ class Tokens:
 
     def exist(self) -> bool:
         """Whether there is a token at all."""
-        return self._database.execute("SELECT 1 FROM tokens LIMIT 1").fetchone() is not None
+        with self._lock:
+            return self._database.execute("SELECT 1 FROM tokens LIMIT 1").fetchone() is not None
+
+    async def any_exist(self) -> bool:
+        """Whether there is a token, also one that was created ``FRESH`` seconds ago by the command line."""
+        now = time.monotonic()
+        if now > self._looked + FRESH:
+            self._looked = now
+            self._exist = await anyio.to_thread.run_sync(self.exist)
+        return self._exist
 
     async def tenant(self, secret: str) -> str | None:
         """The tenant of a token, or None. A revoked one is refused ``FRESH`` seconds later at most."""

@@ -51,6 +51,8 @@ PART = 256 << 10
 WINDOW = 1 << 20
 """Bytes of items that may be sent before the first credit."""
 FRAME_MAX = HEAD.size + PART
+PIECE_COST = 256
+"""Bytes that each piece of an unfinished message counts besides its own: an empty one takes memory too."""
 
 
 class Call(msgspec.Struct, array_like=True, frozen=True):
@@ -80,7 +82,8 @@ class Assembler:
         """``largest``: the most bytes of one message, and of all that are incomplete."""
         self._largest = largest
         self._parts: dict[tuple[int, int], list[bytes]] = {}
-        self._held = 0
+        self.held = 0
+        """Bytes of unfinished messages."""
 
     def add(self, frame: bytes) -> tuple[Kind, int, bytes] | None:
         """The message that this frame completes, if it does. Raises ValueError for what is no frame."""
@@ -92,8 +95,8 @@ class Assembler:
         parts = self._parts.get((kind, number))
         if parts is None and not flagged & MORE:
             return kind, number, payload
-        self._held += len(payload)
-        if self._held > self._largest:
+        self.held += len(payload) + PIECE_COST
+        if self.held > self._largest:
             raise ValueError(f"more than {self._largest} bytes in unfinished messages")
         if parts is None:
             parts = self._parts[kind, number] = []
@@ -102,5 +105,5 @@ class Assembler:
             return None
         del self._parts[kind, number]
         whole = b"".join(parts)
-        self._held -= len(whole)
+        self.held -= len(whole) + PIECE_COST * len(parts)
         return kind, number, whole

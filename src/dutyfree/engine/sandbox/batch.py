@@ -113,13 +113,16 @@ def _expect(channel: Channel, actions: Sequence[Action], posted: Sequence[tuple[
 async def results(actions: Sequence[Action], pending: Sequence[Pending]) -> tuple[Result | Exception, ...]:
     """The results up to the first action that was skipped. Raises SubstrateError."""
     found: list[Result | Exception] = []
+    room = contents.LARGEST  # for all files that are read, as for one
     skipped = [_is_skipped(one) for one in pending]
     try:
         for action, one, left_out in zip(actions, pending, skipped, strict=True):
             if left_out:
                 break
             try:
-                found.append(await _result(action, one))
+                found.append(await _result(action, one, room))
+                if isinstance(action, Read):
+                    room -= len(found[-1])  # type: ignore[arg-type]  # its content
                 if len(found) % RESULTS_AT_ONCE == 0:
                     await asyncio.sleep(0)
             except SandboxGone:
@@ -147,14 +150,14 @@ def _is_skipped(one: Pending) -> bool:
     return isinstance(error, CommandRejected) and error.number == errno.ECANCELED
 
 
-async def _result(action: Action, one: Pending) -> Result:
+async def _result(action: Action, one: Pending, room: int) -> Result:
     if isinstance(one, PendingCommand):
         assert isinstance(action, Exec)
         return _observation(action, one)
     error = one.done.result()
     match action:
         case Read():
-            return await files.read_result(one, action.path)
+            return await files.read_result(one, action.path, room)
         case Write():
             check(error, action.path)
             return None

@@ -50,13 +50,13 @@ async def memory_file(data: bytes) -> int:
         raise
 
 
-async def read_whole(descriptor: int, path: str) -> bytes:
+async def read_whole(descriptor: int, path: str, largest: int = LARGEST) -> bytes:
     """The content of a file up to its present size, even if a process in the sandbox keeps writing to it.
 
     Closes the descriptor. Raises FileError, ExecError.
     """
     return await asyncio.shield(
-        asyncio.get_running_loop().run_in_executor(None, _read_whole, descriptor, path)
+        asyncio.get_running_loop().run_in_executor(None, _read_whole, descriptor, path, largest)
     )
 
 
@@ -83,12 +83,12 @@ def _close(made: asyncio.Future[int]) -> None:
         os.close(made.result())
 
 
-def _read_whole(descriptor: int, path: str) -> bytes:
+def _read_whole(descriptor: int, path: str, largest: int) -> bytes:
     try:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
             raise CollectError(f"the sandbox sent something else than the file {path}")
-        if about.st_size > LARGEST:
+        if about.st_size > largest:
             raise file_error(errno.EFBIG, path)
         parts: list[bytes] = []
         left = about.st_size

@@ -13,7 +13,7 @@ from time import perf_counter
 import anyio
 import msgspec
 
-from dutyfree.contract import Limits, Recipe, Stage
+from dutyfree.contract import Limits, NetworkPolicy, Recipe, Stage
 from dutyfree.contract.errors import CleanupError, CreateError, SubstrateError
 from dutyfree.contract.served import Served
 from dutyfree.engine.host.features import HostFeatures
@@ -36,9 +36,6 @@ from dutyfree.engine.layers.urgency import Urgency
 from dutyfree.engine.sandbox.channel import Channel
 from dutyfree.engine.sandbox.sandbox import NativeSandbox, NetworkedSandbox, SandboxHost
 
-BUILD_LIMITS = Limits(network="on")
-"""Stages run with a network, as in an image build."""
-
 
 class SandboxFactory:
     """Creates the sandboxes of one node, and knows those that callers hold."""
@@ -53,6 +50,7 @@ class SandboxFactory:
         *,
         default_image: str,
         stage_timeout: float,
+        stage_network: NetworkPolicy = "on",
         isolation: Isolation = FULL_ISOLATION,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
         storage: DiskStorage | None = None,
@@ -68,13 +66,15 @@ class SandboxFactory:
         self._resolvers = resolvers
         self._default_image = default_image
         self._stage_timeout = stage_timeout
+        self._stage_limits = Limits(network=stage_network)
         self._timeouts = timeouts
         self._labels = LabelFile(launcher.pid)
         self._numbers = itertools.count(1)
         self._creator = SandboxCreator(launcher, features, isolation, timeouts, storage)
         self._storage = storage
-        networked = features.mode == "root" and not isolation.shares_network
-        self._kind = NetworkedSandbox if networked else NativeSandbox
+        self.networked = features.mode == "root" and not isolation.shares_network
+        """Whether sandboxes have networks of their own."""
+        self._kind = NetworkedSandbox if self.networked else NativeSandbox
 
     def close(self) -> None:
         self._labels.close()
@@ -173,7 +173,7 @@ class SandboxFactory:
         self, state: StartState, image: str | None = None
     ) -> AbstractAsyncContextManager[NativeSandbox]:
         """A sandbox in which stages run."""
-        limits = BUILD_LIMITS
+        limits = self._stage_limits
         if self._storage is not None:
             limits = msgspec.structs.replace(limits, disk=self._storage.build_limit)
         return self.create(Recipe(image), limits, state, pooled=True, building=True)

@@ -42,11 +42,11 @@ class SandboxFiles:
             raise file_error(errno.ENAMETOOLONG, f"{path[:100]}…")
         return (encoded or b".") + b"\0"
 
-    async def read(self, path: str) -> bytes:
+    async def read(self, path: str, largest: int = contents.LARGEST) -> bytes:
         answer = await self._lifecycle.channel().ask(Frame.READ, self.encode_path(path))
         if answer.descriptor is None and not answer.done.result() and len(answer.data) == 1:
             return answer.data[0]
-        return await read_result(answer, path)
+        return await read_result(answer, path, largest)
 
     async def write(self, path: str, data: bytes, mode: int) -> None:
         channel = self._lifecycle.channel()
@@ -93,13 +93,13 @@ class SandboxFiles:
             yield changes
 
 
-async def read_result(answer: PendingOperation, path: str) -> bytes:
+async def read_result(answer: PendingOperation, path: str, largest: int = contents.LARGEST) -> bytes:
     """Raises ActionError."""
     check(answer.done.result(), path)
     if answer.descriptor is None:
         return b"".join(answer.data)
     descriptor, answer.descriptor = answer.descriptor, None
-    return await contents.read_whole(descriptor, path)
+    return await contents.read_whole(descriptor, path, largest)
 
 
 async def encode_write(

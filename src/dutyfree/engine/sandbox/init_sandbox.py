@@ -18,7 +18,7 @@ from dutyfree.contract.arguments import check_actions
 from dutyfree.contract.errors import ActionError, SubstrateError
 from dutyfree.contract.perform import in_order
 from dutyfree.engine.layers.command_defaults import WORKDIR, CommandDefaults
-from dutyfree.engine.sandbox import batch
+from dutyfree.engine.sandbox import batch, contents
 from dutyfree.engine.sandbox.commands import CommandRunner
 from dutyfree.engine.sandbox.files import SandboxFiles
 from dutyfree.engine.sandbox.lifecycle import Lifecycle
@@ -135,9 +135,9 @@ class InitSandbox:
 
     # --- Files --------------------------------------------------------------------------------------
 
-    async def read(self, path: str) -> bytes:
-        """The content of a file. Raises ActionError."""
-        return await self._files.read(path)
+    async def read(self, path: str, *, largest: int = contents.LARGEST) -> bytes:
+        """The content of a file. Raises ActionError, also for one of more than ``largest`` bytes."""
+        return await self._files.read(path, largest)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Create or replace a file. Raises ActionError."""

@@ -14,7 +14,6 @@ from starlette.routing import Route
 
 from dutyfree.contract import Limits
 from dutyfree.contract.errors import DutyfreeError, RecipeError, UsageError
-from dutyfree.engine.sandbox.sandbox import NetworkedSandbox
 from dutyfree.server.access import Access, Refused
 from dutyfree.server.handlers import HANDLERS, DirectCall
 from dutyfree.server.json_form import json_response
@@ -202,9 +201,8 @@ class ControlRoutes:
         wanted = await _body(request, NewSandbox)
         network = msgspec.json.decode(await request.body() or b"{}")
         policy = _network(msgspec.structs.replace(wanted, network=network))
-        if not isinstance(held.sandbox, NetworkedSandbox):
-            raise UsageError("the network of a sandbox cannot change here", remedy="run the server as root")
-        await held.sandbox.set_network(policy)
+        call = calls.SetNetwork(policy)
+        await HANDLERS["set_network"](DirectCall(self._service, tenant, held.id), call)
         return Response(status_code=204)
 
     def _held(self, request: Request, tenant: str) -> Held:

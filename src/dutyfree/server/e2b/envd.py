@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import binascii
 import contextlib
-import gzip
 import posixpath
 import secrets
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from dutyfree.contract import Exec, Observation
 from dutyfree.contract.abilities import Change
 from dutyfree.contract.errors import DutyfreeError, SandboxClosed
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
+from dutyfree.server.bodies import LARGEST_REQUEST
 from dutyfree.server.e2b import connect
 from dutyfree.server.e2b.connect import RpcError
 from dutyfree.server.e2b.processes import Command, CommandConfig, Commands, TerminalCommand
@@ -192,7 +193,8 @@ class Envd:
         return json_response({})
 
     async def read(self, request: Request) -> Response:
-        data = await self.sandbox.read(self.path(request.query_params.get("path", "")))
+        path = self.path(request.query_params.get("path", ""))
+        data = await self.sandbox.read(path, largest=LARGEST_REQUEST)
         return Response(data, media_type="application/octet-stream")
 
     async def write(self, request: Request) -> Response:
@@ -209,7 +211,7 @@ class Envd:
         else:
             data = await request.body()
             if request.headers.get("content-encoding") == "gzip":
-                data = await anyio.to_thread.run_sync(gzip.decompress, data)
+                data = await anyio.to_thread.run_sync(_unzipped, data)
             at = self.path(path or "")
             await self.sandbox.write(at, data)
             written.append(at)
@@ -337,7 +339,8 @@ class EnvdRoutes:
         if held is None:
             self._envds.pop(name, None)
             raise RpcError("unavailable", "The sandbox was not found")
-        if not secrets.compare_digest(request.headers.get("x-access-token", ""), held.access_token):
+        given = request.headers.get("x-access-token", "")
+        if not secrets.compare_digest(given.encode(), held.access_token.encode()):
             raise RpcError("unauthenticated", "the access token of the sandbox is not valid")
         envd = self._envds.get(name)
         if envd is None:
@@ -406,6 +409,18 @@ async def _in_time(source: AsyncIterator[T], seconds: float | None) -> AsyncIter
         except TimeoutError:
             raise RpcError("deadline_exceeded", f"the call took longer than {seconds:g} s") from None
         yield item
+
+
+def _unzipped(data: bytes) -> bytes:
+    """Raises RpcError for more than a request may have: a few bytes can stand for gigabytes."""
+    unzip = zlib.decompressobj(wbits=31)
+    try:
+        found = unzip.decompress(data, LARGEST_REQUEST)
+    except zlib.error as error:
+        raise RpcError("invalid_argument", f"the body is not gzip: {error}") from error
+    if not unzip.eof:
+        raise RpcError("invalid_argument", f"the body is cut off, or has more than {LARGEST_REQUEST} bytes")
+    return found
 
 
 def _entry(line: str) -> dict[str, Any]:

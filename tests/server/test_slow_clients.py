@@ -1,0 +1,296 @@
+"""Clients that are slow, silent or greedy: what they cost ends, and others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+
+import anyio
+import msgspec
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.typing import Subprotocol
+
+from dutyfree.server.bodies import LARGEST_REQUEST
+from dutyfree.server.connections import ConnectionLimits
+from dutyfree.server.quotas import QuotaLimits, Quotas
+from dutyfree.server.service import Service
+from dutyfree.wire import codec, frames
+from dutyfree.wire.frames import Call, Kind
+from tests.awaiting import until
+from tests.server.in_process import served
+
+pytestmark = pytest.mark.native
+
+LIMITS = ConnectionLimits(
+    connections=40,
+    per_address=20,
+    head_bytes=4096,
+    head_seconds=1.0,
+    stall_seconds=1.5,
+    slowest=1 << 20,
+    ping_seconds=0.5,
+    pong_seconds=1.0,
+)
+
+
+@pytest.fixture(scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Service, str]]:
+    async with served(tmp_path_factory.mktemp("state"), connections=LIMITS) as found:
+        yield found
+
+
+class Raw:
+    """A connection on which a test sends what it likes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def open(cls, address: str) -> Raw:
+        host, _, port = address.partition(":")
+        return cls(*await asyncio.open_connection(host, int(port)))
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def drip(self, data: bytes) -> None:
+        """Send a byte every tenth of a second, until the server has enough."""
+        for byte in data:
+            if self.reader.at_eof():
+                return
+            try:
+                await self.send(bytes([byte]))
+            except OSError:
+                return
+            await asyncio.sleep(0.1)
+
+    async def rest(self) -> bytes:
+        """All that comes until the server closes the connection."""
+        parts = []
+        with contextlib.suppress(ConnectionResetError), anyio.fail_after(20):
+            while part := await self.reader.read(65536):
+                parts.append(part)
+        return b"".join(parts)
+
+    def close(self) -> None:
+        self.writer.transport.abort()
+
+
+@pytest.fixture
+async def raw(server: tuple[Service, str]) -> AsyncIterator[Raw]:
+    opened = await Raw.open(server[1])
+    yield opened
+    opened.close()
+
+
+def is_reset(descriptor: socket.socket) -> bool:
+    """Whether the other side has ended a connection, although this side has not read all."""
+    state = descriptor.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+    return state in (7, 8)  # CLOSE, CLOSE_WAIT
+
+
+async def alive(address: str) -> bool:
+    client = await Raw.open(address)
+    await client.send(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    answer = await client.rest()
+    client.close()
+    return answer.startswith(b"HTTP/1.1 200")
+
+
+async def sandbox_of(address: str) -> str:
+    client = await Raw.open(address)
+    await client.send(
+        b"POST /v1/sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
+    )
+    answer = await client.rest()
+    client.close()
+    return str(json.loads(answer.partition(b"\r\n\r\n")[2])["id"])
+
+
+# --- Requests ---------------------------------------------------------------------------------------
+
+
+async def test_a_silent_connection_ends(raw: Raw) -> None:
+    assert b" 408 " in await raw.rest()
+
+
+async def test_a_head_that_comes_byte_by_byte(raw: Raw, server: tuple[Service, str]) -> None:
+    sending = asyncio.create_task(raw.drip(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 1000))
+    assert b" 408 " in await raw.rest()
+    await sending
+    assert await alive(server[1])
+
+
+async def test_a_websocket_handshake_that_never_ends(raw: Raw) -> None:
+    head = f"GET {frames.PATH} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    await raw.send(head.encode())
+    assert b" 408 " in await raw.rest()
+
+
+@pytest.mark.parametrize("part", [b"X-Header: " + b"x" * 100_000, b"X: y\r\n" * 10_000], ids=["one", "many"])
+async def test_a_head_without_end(raw: Raw, part: bytes) -> None:
+    await raw.send(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + part)
+    assert b" 431 " in await raw.rest()
+
+
+async def test_a_body_that_comes_byte_by_byte(raw: Raw) -> None:
+    await raw.send(b"POST /v1/sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
+    sending = asyncio.create_task(raw.drip(b"{" + b" " * 998 + b"}"))
+    assert b" 408 " in await raw.rest()
+    await sending
+
+
+async def test_the_next_request_on_a_connection_has_the_same_bounds(raw: Raw) -> None:
+    await raw.send(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    await raw.reader.readuntil(b"ok\n")
+    await raw.send(b"GET /healthz HTTP/1.1\r\nHost:")
+    assert b" 408 " in await raw.rest()
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/sandboxes", "/run_code", "/sandboxes", "/swerex/x/execute", "/files?path=x"]
+)
+async def test_too_large_a_request_is_refused_before_it_is_read(raw: Raw, path: str) -> None:
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {LARGEST_REQUEST + 1}\r\n\r\n"
+    await raw.send(head.encode())
+    with anyio.fail_after(10):
+        assert b" 413 " in await raw.reader.readline()
+
+
+async def test_a_body_without_a_size_is_counted(server: tuple[Service, str], raw: Raw) -> None:
+    await raw.send(b"POST /run_code HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+    chunk = b"1000000\r\n" + b" " * (16 << 20) + b"\r\n"
+
+    async def flood() -> None:
+        with contextlib.suppress(OSError):  # the server has enough
+            while True:
+                await raw.send(chunk)
+
+    sending = asyncio.create_task(flood())
+    with anyio.fail_after(60):
+        assert b" 413 " in await raw.reader.readline()
+    await sending
+    assert await alive(server[1])
+
+
+async def test_an_answer_that_is_not_read(server: tuple[Service, str]) -> None:
+    service, address = server
+    name = await sandbox_of(address)
+    held = service.sandboxes.get("local", name)
+    await held.sandbox.exec("head -c 64000000 /dev/zero > /workspace/large")
+    client = await Raw.open(address)
+    client.reader._transport.pause_reading()  # type: ignore[attr-defined]
+    request = f"GET /v1/sandboxes/{name}/files?path=large HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    await client.send(request.encode())
+    descriptor = client.writer.get_extra_info("socket")
+    await until(lambda: is_reset(descriptor))
+    client.close()
+    await service.sandboxes.release(held)
+
+
+async def test_the_connections_of_an_address_are_bounded(server: tuple[Service, str]) -> None:
+    _, address = server
+    clients = [await Raw.open(address) for _ in range(LIMITS.per_address)]
+    one_more = await Raw.open(address)
+    answer = await one_more.rest()
+    assert b" 503 " in answer
+    assert b"retry-after" in answer
+    for client in (*clients, one_more):
+        client.close()
+    await until(lambda: alive(address))
+
+
+# --- Channels ---------------------------------------------------------------------------------------
+
+
+def channel(address: str) -> connect:
+    return connect(
+        f"ws://{address}{frames.PATH}",
+        subprotocols=[Subprotocol(frames.PROTOCOL)],
+        compression=None,
+        proxy=None,
+        ping_interval=None,
+    )
+
+
+async def test_a_client_that_answers_no_ping_loses_its_channel(server: tuple[Service, str], raw: Raw) -> None:
+    head = (
+        f"GET {frames.PATH} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
+        f"Sec-WebSocket-Protocol: {frames.PROTOCOL}\r\n\r\n"
+    )
+    await raw.send(head.encode())
+    answer = await raw.rest()
+    assert answer.startswith(b"HTTP/1.1 101")
+    assert b"\x89\x04" in answer, "it was pinged"
+
+
+async def test_answers_that_are_not_read_end_the_channel(server: tuple[Service, str]) -> None:
+    service, address = server
+    name = await sandbox_of(address)
+    held = service.sandboxes.get("local", name)
+    await held.sandbox.exec("head -c 16000000 /dev/zero > /workspace/large")
+    before = service.quotas.bytes._used.total()
+    async with channel(address) as client:
+        client.transport.pause_reading()
+        call = codec.encode(Call("read", name, msgspec.Raw(codec.encode({"type": "read", "path": "large"}))))
+        for number in range(8):
+            await client.send(frames.HEAD.pack(Kind.CALL, number) + call)
+        await until(lambda: service.quotas.bytes._used.total() > before)
+        await until(lambda: service.quotas.bytes._used.total() == before)  # the answers are dropped
+        client.transport.abort()
+    await service.sandboxes.release(held)
+
+
+async def test_pieces_without_content_are_not_free(server: tuple[Service, str]) -> None:
+    """Each would take memory for a message that never ends."""
+    _, address = server
+    async with channel(address) as client:
+        for number in range(LARGEST_REQUEST // frames.PIECE_COST + 2):
+            try:
+                await client.send(frames.HEAD.pack(Kind.CALL | frames.MORE, number))
+            except ConnectionClosed:
+                break
+        else:
+            pytest.fail("a client can fill the memory of the server")
+
+
+async def test_channels_and_calls_of_a_tenant_are_bounded(server: tuple[Service, str]) -> None:
+    service, address = server
+    usual, service.quotas = service.quotas, Quotas(QuotaLimits(channels=2, calls=1))
+    try:
+        async with channel(address) as one, channel(address):
+            with pytest.raises(InvalidStatus) as refused:
+                await channel(address)
+            assert refused.value.response.status_code == 429
+            assert "Retry-After" in refused.value.response.headers
+            name = await sandbox_of(address)
+            sleep = {"type": "exec", "command": "sleep 100"}
+            call = codec.encode(Call("exec", name, msgspec.Raw(codec.encode(sleep))))
+            for number in (1, 2):
+                await one.send(frames.HEAD.pack(Kind.CALL, number) + call)
+            answer = await one.recv()
+            assert isinstance(answer, bytes)
+            assert answer[:5] == frames.HEAD.pack(Kind.ERROR, 2)
+            assert codec.decode(answer[5:], dict)["code"] == "exhausted"
+    finally:
+        service.quotas = usual
+
+
+async def test_what_tenants_hold_in_memory_is_bounded(server: tuple[Service, str]) -> None:
+    service, address = server
+    with service.quotas.bytes.held("local", service.quotas.bytes._total // 2 - (1 << 20)):
+        async with channel(address) as client:
+            for _ in range(8):
+                await client.send(frames.HEAD.pack(Kind.CALL | frames.MORE, 1) + bytes(frames.PART))
+            with pytest.raises(ConnectionClosed) as closed, anyio.fail_after(30):
+                await client.recv()
+    assert "too many bytes" in str(closed.value)
+    assert not service.quotas.bytes._used
