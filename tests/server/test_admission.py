@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from itertools import count
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dutyfree.contract.errors import Exhausted
+from dutyfree.contract.errors import Exhausted, LimitError
 from dutyfree.server.admission import Admission, Bucket, Demand, Queue, TenantLimits
+from dutyfree.wire.errors import retry_headers
 
 TENANTS = ("a", "b", "c")
 
@@ -109,8 +111,18 @@ async def test_refusals_say_why() -> None:
     with pytest.raises(Exhausted, match="too fast") as fast:
         await admission.admit("a", Demand(1), 0.05)
     assert fast.value.numbers["retry_after"] > 0  # type: ignore[operator]
-    with pytest.raises(Exhausted, match="more sandboxes than a may have"):
+    with pytest.raises(LimitError, match="more sandboxes than a may ever have"):
         await admission.admit("a", Demand(2), 1)
+
+
+async def test_the_wait_is_estimated_from_what_happened() -> None:
+    admission = Admission(lambda _: TenantLimits(sandboxes=1))
+    admission._given_back["a"] = deque([0.0, 10.0, 20.0])
+    await admission.admit("a", Demand(1), 1)
+    with pytest.raises(Exhausted) as full:
+        await admission.admit("a", Demand(1), 0.01)
+    assert full.value.numbers["retry_after"] == 10
+    assert retry_headers(full.value) == {"Retry-After": "10"}
 
 
 async def test_a_request_that_gives_up_is_in_nobodys_way() -> None:

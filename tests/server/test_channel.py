@@ -170,5 +170,5 @@ async def test_a_revoked_token_loses_its_channel(tmp_path: Path) -> None:
             assert await hosted.sandboxes() == ()
             await anyio.to_thread.run_sync(tokens, lambda opened: str(opened.revoke(opened.all()[0].id)))
             await until(lambda: hosted._connection._socket is None)
-            with pytest.raises(Unavailable, match="403"):
+            with pytest.raises(Unavailable, match="401"):
                 await hosted.sandboxes()

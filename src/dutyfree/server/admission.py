@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from dutyfree.contract.errors import Exhausted
+from dutyfree.contract.errors import Exhausted, LimitError
 
 
 class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -49,6 +49,8 @@ class Demand(msgspec.Struct, frozen=True):
 
 
 NOTHING = Demand(0)
+_UNKNOWN_WAIT = 5.0
+_LONGEST_WAIT = 60.0
 
 
 class Queue:
@@ -137,18 +139,20 @@ class Admission:
         self._queue = Queue(most)
         self._buckets: dict[str, Bucket] = {}
         self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._given_back: dict[str, deque[float]] = {}
         self._last = 0
 
     async def admit(self, tenant: str, demand: Demand, patience: float) -> Callable[[], None]:
         """Wait until the tenant may have these sandboxes. Returns the function that gives them back.
 
-        Raises Exhausted: at once for more than the tenant may ever have, or for creations that come too fast;
-        otherwise after ``patience`` seconds. Its ``numbers`` have the counts, and ``retry_after`` in seconds.
+        Raises LimitError for more than the tenant may ever have. Raises Exhausted: at once for creations that
+        come too fast; otherwise after ``patience`` seconds. Its ``numbers`` have the counts, and
+        ``retry_after`` in seconds.
         """
         limits, loop = self._limits_of(tenant), asyncio.get_running_loop()
         if (limit := demand.exceeds(limits)) != "":
-            raise _exhausted(
-                f"a request for more {limit} than {tenant} may have", self._numbers(tenant, None)
+            raise LimitError(
+                f"a request for more {limit} than {tenant} may ever have", remedy="ask the operator for more"
             )
         if limits.creates_per_second is not None:
             bucket = self._buckets.setdefault(tenant, Bucket())
@@ -172,11 +176,21 @@ class Admission:
                 self._advance()  # it may have been in the way of others
             if isinstance(error, TimeoutError):
                 what = f"no room for {demand.sandboxes} sandboxes of {tenant} within {patience:g} s"
-                raise _exhausted(what, self._numbers(tenant, 1.0)) from None
+                raise _exhausted(what, self._numbers(tenant, self._estimate(tenant))) from None
             raise
         return _once(lambda: self._give_back(tenant, demand))
 
+    def _estimate(self, tenant: str) -> float:
+        """Seconds after which to ask again, from how often sandboxes were given back lately."""
+        times = self._given_back.get(tenant, deque())
+        if len(times) < 2:
+            return _UNKNOWN_WAIT
+        interval = (times[-1] - times[0]) / (len(times) - 1)
+        return min(max(interval * (self._queue.waiting(tenant) + 1), 1.0), _LONGEST_WAIT)
+
     def _give_back(self, tenant: str, demand: Demand) -> None:
+        times = self._given_back.setdefault(tenant, deque(maxlen=16))
+        times.append(asyncio.get_running_loop().time())
         self._queue.release(tenant, demand)
         self._advance()
 

@@ -27,6 +27,7 @@ from dutyfree.server.access import Access, Refused
 from dutyfree.server.bodies import LARGEST_REQUEST
 from dutyfree.server.channel import Channel, ProtocolError
 from dutyfree.server.channel_socket import ChannelSocket
+from dutyfree.server.disconnects import while_connected
 from dutyfree.server.e2b.control import ControlRoutes
 from dutyfree.server.e2b.envd import EnvdRoutes
 from dutyfree.server.fusion import run_code
@@ -161,9 +162,15 @@ class Routes:
             raise UsageError("give an image or a recipe, not both", remedy="name the image in the recipe")
         key = request.headers.get("idempotency-key") or secrets.token_hex(16)
         call = calls.Create(
-            key, wanted.recipe or WireRecipe(wanted.image), wanted.limits, wanted.labels, wanted.lease
+            key,
+            wanted.recipe or WireRecipe(wanted.image),
+            wanted.limits,
+            wanted.labels,
+            wanted.lease,
+            patience=wanted.patience or _prefer_wait(request),
         )
-        (made,) = await HANDLERS["create"](DirectCall(self._service, tenant, ""), call)
+        work = HANDLERS["create"](DirectCall(self._service, tenant, ""), call)
+        (made,) = await while_connected(request, self._service.metrics.measured("create", work))
         return _answer(request, made, 201)
 
     async def run_code(self, request: Request, tenant: str) -> Response:
@@ -216,25 +223,9 @@ def _calling(name: str) -> Endpoint:
     async def endpoint(routes: Routes, request: Request, tenant: str) -> Response:
         arguments = await _body(request, calls.CALLS[name].arguments)
         work = HANDLERS[name](routes._call(request, tenant), arguments)
-        running = asyncio.ensure_future(routes._service.metrics.measured(name, work))
-        gone = asyncio.create_task(_gone(request))
-        try:
-            await asyncio.wait([running, gone], return_when=asyncio.FIRST_COMPLETED)
-            if not running.done():
-                raise ClientDisconnect
-            return _answer(request, running.result())
-        finally:
-            gone.cancel()
-            running.cancel()
-            await asyncio.wait([running])
+        return _answer(request, await while_connected(request, routes._service.metrics.measured(name, work)))
 
     return endpoint
-
-
-async def _gone(request: Request) -> None:
-    """Wait until the client has closed the connection."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _document(_: Request) -> Response:
@@ -243,6 +234,15 @@ async def _document(_: Request) -> Response:
 
 async def _healthy(_: Request) -> Response:
     return Response("ok\n", media_type="text/plain")
+
+
+def _prefer_wait(request: Request) -> float | None:
+    """The seconds that a client wants to wait at most, if it says so (``Prefer: wait=10``, RFC 7240)."""
+    for preference in request.headers.get("prefer", "").split(","):
+        name, _, value = preference.partition("=")
+        if name.strip().lower() == "wait" and value.strip().isdigit():
+            return float(value)
+    return None
 
 
 def _query(request: Request, name: str) -> str:

@@ -16,6 +16,7 @@ from dutyfree.contract import Limits, Observation
 from dutyfree.contract.errors import ActionError, DutyfreeError
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.server.bodies import LARGEST_REQUEST
+from dutyfree.server.disconnects import while_connected
 from dutyfree.server.handlers import DirectCall, admitted, demand_of
 from dutyfree.server.json_form import json_response
 from dutyfree.server.service import Service
@@ -86,7 +87,8 @@ async def run_code(service: Service, tenant: str, request: Request) -> Response:
             RunCodeAnswer("SandboxError", f"no language {wanted.language!r}; there are {known}")
         )
     try:
-        return json_response(await _run(DirectCall(service, tenant), wanted, language))
+        running = _run(DirectCall(service, tenant), wanted, language)
+        return json_response(await while_connected(request, running))
     except (DutyfreeError, binascii.Error) as error:
         return json_response(RunCodeAnswer("SandboxError", str(error)))
 

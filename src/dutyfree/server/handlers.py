@@ -7,16 +7,18 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
+import msgspec
 from anyio.abc import ByteStream
 
 from dutyfree.contract import Edit, Exec, Found, Limits, List, Observation, Read, Search, Write
 from dutyfree.contract.errors import (
     ActionError,
     DispatchError,
+    Exhausted,
     LimitError,
     RecipeError,
     SubstrateError,
@@ -38,6 +40,8 @@ from dutyfree.wire import calls, codec
 from dutyfree.wire.calls import BatchResult, Nothing, ProcessCall, ProcessInfo, SandboxInfo, ShellAnswer
 from dutyfree.wire.errors import describe
 from dutyfree.wire.recipes import WireRecipe
+
+T = TypeVar("T")
 
 LARGEST_GROUP = 4096
 """Sandboxes that one request may ask for."""
@@ -117,15 +121,33 @@ async def create(context: Context, wanted: calls.Create) -> list[SandboxInfo]:
         return service.native.group(recipe, wanted.count or 0, limits=limits, labels=wanted.labels)
 
     demand = demand_of(service, limits, 1 if wanted.count is None else wanted.count)
-    held = await service.sandboxes.create(
-        context.tenant,
-        wanted.key,
-        codec.encode(wanted),
-        admitted(context, demand, one if wanted.count is None else several),
-        wanted.labels,
-        wanted.lease,
+    held = await in_time(
+        wanted.patience,
+        service.sandboxes.create(
+            context.tenant,
+            wanted.key,
+            codec.encode(msgspec.structs.replace(wanted, patience=None)),
+            admitted(context, demand, one if wanted.count is None else several, wanted.patience),
+            wanted.labels,
+            wanted.lease,
+        ),
     )
     return [info(one) for one in held]
+
+
+async def in_time(patience: float | None, creating: Awaitable[T]) -> T:
+    """What is created, if that takes no longer than the client is patient. Raises Exhausted."""
+    if patience is not None and not patience > 0:
+        raise LimitError(f"patience must be > 0, not {patience:g}")
+    try:
+        async with asyncio.timeout(patience):
+            return await creating
+    except TimeoutError:
+        raise Exhausted(
+            f"no sandbox within {patience:g} s, as you asked",
+            remedy="wait longer",
+            numbers={"retry_after": 1.0},
+        ) from None
 
 
 Enter = Callable[[], AbstractAsyncContextManager[Sequence[NativeSandbox]]]
@@ -141,12 +163,13 @@ def demand_of(service: Service, limits: Limits | None, count: int) -> Demand:
     return Demand(count, count * memory, count * cpus)
 
 
-def admitted(context: Context, demand: Demand, create: Enter) -> Enter:
+def admitted(context: Context, demand: Demand, create: Enter, patience: float | None = None) -> Enter:
     """The same sandboxes, as soon as the tenant may have them."""
+    seconds = PATIENCE if patience is None else min(patience, PATIENCE)
 
     @asynccontextmanager
     async def enter() -> AsyncIterator[Sequence[NativeSandbox]]:
-        release = await context.service.admission.admit(context.tenant, demand, PATIENCE)
+        release = await context.service.admission.admit(context.tenant, demand, seconds)
         with given_back(release):
             async with create() as sandboxes:
                 yield sandboxes
@@ -264,13 +287,17 @@ async def fork(context: Context, wanted: calls.Fork) -> list[SandboxInfo]:
     def children() -> AbstractAsyncContextManager[Sequence[NativeSandbox]]:
         return parent.sandbox.fork(wanted.count)
 
-    held = await context.service.sandboxes.create(
-        context.tenant,
-        wanted.key,
-        parent.id.encode() + codec.encode(wanted),
-        admitted(context, demand_of(context.service, None, wanted.count), children),
-        parent.labels,
-        wanted.lease,
+    demand = demand_of(context.service, None, wanted.count)
+    held = await in_time(
+        wanted.patience,
+        context.service.sandboxes.create(
+            context.tenant,
+            wanted.key,
+            parent.id.encode() + codec.encode(msgspec.structs.replace(wanted, patience=None)),
+            admitted(context, demand, children, wanted.patience),
+            parent.labels,
+            wanted.lease,
+        ),
     )
     return [info(one) for one in held]
 

@@ -17,3 +17,5 @@ class CreateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     labels: dict[str, str] = {}
     lease: float = 600.0
     """Seconds after which the sandbox ends, unless it is kept alive."""
+    patience: float | None = None
+    """Seconds to wait for the sandbox at most; otherwise the answer is an error with status 429."""

@@ -114,9 +114,9 @@ class Tokens:
             return self._database.execute("SELECT 1 FROM tokens LIMIT 1").fetchone() is not None
 
     async def any_exist(self) -> bool:
-        """Whether there is a token, also one that was created ``FRESH`` seconds ago by the command line."""
+        """Whether there is a token, or has been: to revoke the last one does not open the server."""
         now = time.monotonic()
-        if now > self._looked + FRESH:
+        if not self._exist and now > self._looked + FRESH:
             self._looked = now
             self._exist = await anyio.to_thread.run_sync(self.exist)
         return self._exist

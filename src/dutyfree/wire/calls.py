@@ -48,6 +48,8 @@ class Create(msgspec.Struct, frozen=True):
     """Seconds after which the sandboxes end, unless they are kept alive."""
     count: int | None = None
     """The size of the group; None for one sandbox that is no group."""
+    patience: float | None = None
+    """Seconds to wait for them at most; None to leave it to the server."""
 
 
 class SandboxInfo(msgspec.Struct, frozen=True):
@@ -175,6 +177,7 @@ class Fork(msgspec.Struct, frozen=True):
     key: str
     count: int
     lease: float = 60.0
+    patience: float | None = None
 
 
 class SetNetwork(msgspec.Struct, frozen=True):

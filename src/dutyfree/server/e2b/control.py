@@ -8,13 +8,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from dutyfree.contract import Limits
 from dutyfree.contract.errors import DutyfreeError, RecipeError, UsageError
 from dutyfree.server.access import Access, Refused
+from dutyfree.server.disconnects import while_connected
 from dutyfree.server.handlers import HANDLERS, DirectCall
 from dutyfree.server.json_form import json_response
 from dutyfree.server.sandboxes import Held
@@ -86,6 +87,8 @@ class ControlRoutes:
         async def guarded(request: Request) -> Response:
             try:
                 return await endpoint(self, request, await self._access.tenant(request))
+            except ClientDisconnect:
+                return Response(status_code=499)
             except Refused as error:
                 return json_response({"code": error.status, "message": str(error)}, error.status)
             except DutyfreeError as error:
@@ -106,7 +109,7 @@ class ControlRoutes:
             labels=wanted.metadata,
             lease=wanted.timeout or LEASE,
         )
-        (made,) = await HANDLERS["create"](context, call)
+        (made,) = await while_connected(request, HANDLERS["create"](context, call))
         held = self._service.sandboxes.get(tenant, made.id)
         held.template = wanted.template_id or BASE[0]
         return json_response(_created(held), 201)
@@ -173,7 +176,8 @@ class ControlRoutes:
         parent = self._held(request, tenant)
         wanted = await _body(request, Seconds)
         call = calls.Fork(secrets.token_hex(16), wanted.count or 1, wanted.timeout or LEASE)
-        made = await HANDLERS["fork"](DirectCall(self._service, tenant, parent.id), call)
+        work = HANDLERS["fork"](DirectCall(self._service, tenant, parent.id), call)
+        made = await while_connected(request, work)
         children = [self._service.sandboxes.get(tenant, one.id) for one in made]
         for child in children:
             child.template = parent.template
