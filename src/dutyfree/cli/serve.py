@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from cyclopts import App, Parameter
@@ -14,10 +15,11 @@ from cyclopts import App, Parameter
 from dutyfree.cli import console, option_values
 from dutyfree.cli.signals import run_async
 from dutyfree.contract.errors import UsageError
-from dutyfree.server import listen
+from dutyfree.server import listen, logs
 from dutyfree.server.admission import TenantLimits
 from dutyfree.server.service import Service, default_state
 from dutyfree.server.tokens import Tokens
+from dutyfree.server.tracing import Tracing
 
 token = App(name="token")
 
@@ -29,6 +31,9 @@ def serve(
     state: Path | None = None,
     certificate: Path | None = None,
     key: Path | None = None,
+    log_format: logs.Format = "logfmt",
+    log_level: logs.Level = "info",
+    log_commands: bool = False,
     until_eof: bool = False,
 ) -> int:
     """Serve the sandboxes of this machine until Ctrl-C.
@@ -56,6 +61,12 @@ def serve(
         A file with the certificate for TLS, and those of its issuers.
     key
         The file with the private key of the certificate.
+    log_format
+        How lines of the log on standard error are written.
+    log_level
+        'info' has sandboxes that come and go, and failures; 'debug' also every call.
+    log_commands
+        Let the log have the text of commands, which may contain secrets of clients.
     until_eof
         End when standard input ends, for programs that start a server for themselves: it then ends with them.
     """
@@ -63,24 +74,36 @@ def serve(
         raise UsageError("TLS needs both --certificate and --key")
     address = listen.Address(listen_)
     options = {name: option_values.value(text) for name, text in option_values.pairs(option, "--option", "=")}
-    run_async(partial(_serve, address, options, state or default_state(), certificate, key, until_eof))
+    logs.configure(log_format, log_level)
+    tracing = Tracing.from_environment()
+    try:
+        settings = Settings(options, state or default_state(), certificate, key, until_eof, log_commands)
+        run_async(partial(_serve, address, settings, tracing))
+    finally:
+        if tracing is not None:
+            tracing.close()
     return 0
 
 
-async def _serve(
-    address: listen.Address,
-    options: dict[str, object],
-    state: Path,
-    certificate: Path | None,
-    key: Path | None,
-    until_eof: bool,
-) -> None:
-    async with (
-        Service.open(state, options) as service,
-        listen.serving(service, address, certificate=certificate, key=key) as url,
-    ):
+class Settings(NamedTuple):
+    """What the command line says."""
+
+    options: dict[str, object]
+    state: Path
+    certificate: Path | None
+    key: Path | None
+    until_eof: bool
+    log_commands: bool
+
+
+async def _serve(address: listen.Address, settings: Settings, tracing: Tracing | None) -> None:
+    async with Service.open(settings.state, settings.options) as service, AsyncExitStack() as stack:
+        service.calls.tracing, service.calls.commands = tracing, settings.log_commands
+        url = await stack.enter_async_context(
+            listen.serving(service, address, certificate=settings.certificate, key=settings.key)
+        )
         console.show(f'serving sandboxes at {url}; to use them: dutyfree.open("hosted", url={url!r})')
-        if until_eof:
+        if settings.until_eof:
             while await console.read_chunk():
                 pass
         else:

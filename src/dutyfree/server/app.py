@@ -22,7 +22,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from dutyfree.contract import Read, Write
 from dutyfree.contract.errors import ArgumentError, DutyfreeError, Exhausted, UsageError
-from dutyfree.server import json_form, openapi
+from dutyfree.server import json_form, logs, openapi
 from dutyfree.server.access import Access, Refused
 from dutyfree.server.bodies import LARGEST_REQUEST
 from dutyfree.server.channel import Channel, ProtocolError
@@ -32,6 +32,7 @@ from dutyfree.server.e2b.control import ControlRoutes
 from dutyfree.server.e2b.envd import EnvdRoutes
 from dutyfree.server.fusion import run_code
 from dutyfree.server.handlers import HANDLERS, DirectCall, info
+from dutyfree.server.observed import Origin, command_of, request_id
 from dutyfree.server.requests import CreateRequest
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
@@ -62,7 +63,7 @@ class Routes:
         return Starlette(
             routes=[
                 Route("/healthz", _healthy),
-                Route("/readyz", _healthy),
+                Route("/readyz", self.readyz),
                 Route("/metrics", self._guarded(Routes.metrics), methods=["GET"]),
                 WebSocketRoute(frames.PATH, self.channel),
                 Route("/v1/sandboxes", self._guarded(Routes.create), methods=["POST"]),
@@ -89,10 +90,17 @@ class Routes:
 
     def _guarded(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
+            request.state.request_id = request_id(request.headers.get("x-request-id"))
+            response = await answered(request)
+            response.headers["x-request-id"] = request.state.request_id
+            return response
+
+        async def answered(request: Request) -> Response:
             try:
                 tenant = await self._access.tenant(request)
                 return await endpoint(self, request, tenant)
             except Refused as error:
+                logs.refused(request, error.status, error.error.code)
                 return _answer(request, {"error": error.error}, error.status)
             except DutyfreeError as error:
                 found = describe(error)
@@ -170,11 +178,16 @@ class Routes:
             patience=wanted.patience or _prefer_wait(request),
         )
         work = HANDLERS["create"](DirectCall(self._service, tenant, ""), call)
-        (made,) = await while_connected(request, self._service.metrics.measured("create", work))
+        observed = self._service.calls.call("create", lambda: _origin(request, tenant), work)
+        (made,) = await while_connected(request, observed)
         return _answer(request, made, 201)
 
     async def run_code(self, request: Request, tenant: str) -> Response:
         return await run_code(self._service, tenant, request)
+
+    async def readyz(self, _request: Request) -> Response:
+        found = await self._service.readiness.look()
+        return json_form.json_response(found, 200 if found.ready else 503)
 
     async def metrics(self, request: Request, _tenant: str) -> Response:
         await self._access.check_operator(request)
@@ -223,7 +236,8 @@ def _calling(name: str) -> Endpoint:
     async def endpoint(routes: Routes, request: Request, tenant: str) -> Response:
         arguments = await _body(request, calls.CALLS[name].arguments)
         work = HANDLERS[name](routes._call(request, tenant), arguments)
-        return _answer(request, await while_connected(request, routes._service.metrics.measured(name, work)))
+        observed = routes._service.calls.call(name, lambda: _origin(request, tenant, arguments), work)
+        return _answer(request, await while_connected(request, observed))
 
     return endpoint
 
@@ -234,6 +248,16 @@ async def _document(_: Request) -> Response:
 
 async def _healthy(_: Request) -> Response:
     return Response("ok\n", media_type="text/plain")
+
+
+def _origin(request: Request, tenant: str, arguments: object = None) -> Origin:
+    return Origin(
+        tenant,
+        request.path_params.get("sandbox", ""),
+        request.state.request_id,
+        request.headers.get("traceparent", ""),
+        command_of(arguments),
+    )
 
 
 def _prefer_wait(request: Request) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -13,6 +14,7 @@ import msgspec
 
 from dutyfree.contract.errors import DispatchError, DutyfreeError, Exhausted, UsageError
 from dutyfree.server.handlers import HANDLERS, Handler
+from dutyfree.server.observed import Origin, command_of
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
 from dutyfree.wire import codec, frames
@@ -47,6 +49,8 @@ class Channel:
         self._assembler = frames.Assembler(largest)
         self._calls: dict[int, RunningCall] = {}
         self._reserved = 0
+        self.name = secrets.token_hex(4)
+        """For the log: the id of a call is this and its number."""
 
     def receive(self, frame: bytes) -> None:
         """Handle a frame. Raises ProtocolError."""
@@ -232,4 +236,9 @@ class RunningCall:
             arguments = codec.decode(self._call.arguments, self._type.arguments)
         except msgspec.ValidationError as error:
             raise UsageError(f"{self._call.method}: {error}") from error
-        return await self.service.metrics.measured(self._call.method, handler(self, arguments))
+        work = handler(self, arguments)
+        return await self.service.calls.call(self._call.method, lambda: self._origin(arguments), work)
+
+    def _origin(self, arguments: object) -> Origin:
+        name, call = f"{self._channel.name}-{self._number}", self._call
+        return Origin(self.tenant, call.sandbox, name, call.trace, command_of(arguments))

@@ -146,6 +146,7 @@ async def serving(
         await server.listening.wait()
         yield url_of(listener, tls=certificate is not None)
     finally:
+        service.readiness.draining = True
         server.should_exit = True
         await asyncio.wait([task])
         if address.path is not None:

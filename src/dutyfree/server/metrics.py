@@ -11,6 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from dutyfree.contract.errors import verdict
+from dutyfree.server import logs
 from dutyfree.server.sandboxes import Held, Sandboxes
 
 T = TypeVar("T")
@@ -58,6 +59,7 @@ class Metrics:
 
     def _changed(self, event: str, held: Held) -> None:
         self._changes.labels(event).inc()
+        logs.sandbox_changed(event, held)
         if event == "created" and held.sandbox.served is not None:
             self._served.labels(held.sandbox.served.kind).inc()
 

@@ -16,7 +16,9 @@ from dutyfree.server import tenant_rules
 from dutyfree.server.admission import Admission
 from dutyfree.server.files import TenantFiles
 from dutyfree.server.metrics import Metrics
+from dutyfree.server.observed import CallObserver
 from dutyfree.server.quotas import Quotas
+from dutyfree.server.readiness import Readiness
 from dutyfree.server.sandboxes import Sandboxes
 from dutyfree.server.tokens import Tokens
 from dutyfree.substrates.native import Native
@@ -32,7 +34,9 @@ class Service:
         self.sandboxes = Sandboxes()
         self.metrics = Metrics(self.sandboxes)
         self.admission = Admission(tokens.limits)
+        self.calls = CallObserver(self.metrics)
         self.quotas = Quotas()
+        self.readiness = Readiness(native, state)
         self.files = TenantFiles(state / "files")
         self._snapshots: dict[str, str] = {}
         """The tenant that owns each snapshot, by the image of its recipe."""

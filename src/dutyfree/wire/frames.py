@@ -55,13 +55,15 @@ PIECE_COST = 256
 """Bytes that each piece of an unfinished message counts besides its own: an empty one takes memory too."""
 
 
-class Call(msgspec.Struct, array_like=True, frozen=True):
+class Call(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
     """A request. ``arguments`` are those that ``calls`` has for the method."""
 
     method: str
     sandbox: str
     """The id of the sandbox; empty if the call is for none."""
     arguments: msgspec.Raw
+    trace: str = ""
+    """The client's place in a trace: the ``traceparent`` of W3C's Trace Context."""
 
 
 def pack(kind: Kind, number: int, payload: bytes = b"") -> Iterator[bytes]:

@@ -20,6 +20,7 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import Event
 
 from dutyfree.contract.errors import DispatchError, ExecError, SubstrateError, Unavailable, UsageError
+from dutyfree.substrates.hosted.trace_context import traceparent
 from dutyfree.wire import codec, frames
 from dutyfree.wire.calls import CALLS, Nothing
 from dutyfree.wire.errors import WireError, restore
@@ -157,7 +158,7 @@ class Connection:
         if self._socket is None:
             await self.open()
         number = next(self._numbers) & 0xFFFFFFFF
-        payload = codec.encode(Call(method, sandbox, msgspec.Raw(codec.encode(arguments))))
+        payload = codec.encode(Call(method, sandbox, msgspec.Raw(codec.encode(arguments)), traceparent()))
         pending = self._calls[number] = PendingCall(self, number, method)
         try:
             await self.send(Kind.CALL, number, payload)
