@@ -164,7 +164,8 @@ async def test_a_full_disk_is_not_ready(server: tuple[Service, str], monkeypatch
 def test_without_its_launcher_a_server_is_not_ready(tmp_path: Path) -> None:
     with logged(tmp_path) as (address, _, pid):
         assert ask(address, "GET", "/readyz")[0] == 200
-        (launcher,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        (launcher,) = [child for task in tasks for child in (task / "children").read_text().split()]
         os.kill(int(launcher), signal.SIGKILL)
         assert eventually(lambda: ask(address, "GET", "/readyz")[0] == 503)
         assert ask(address, "GET", "/readyz")[1]["engine"] != "ok"

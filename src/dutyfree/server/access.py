@@ -31,9 +31,13 @@ class Access:
         self._tokens = tokens
         self._needs_token = needs_token
 
-    async def tenant(self, connection: HTTPConnection) -> str:
-        """The tenant of a request. Raises Refused."""
-        _check_origin(connection)
+    async def tenant(self, connection: HTTPConnection, *, page_of_sandbox: bool = False) -> str:
+        """The tenant of a request. Raises Refused.
+
+        ``page_of_sandbox``: whether a page that a sandbox serves may ask. To a browser it is another site,
+        although its images and styles come from here.
+        """
+        _check_origin(connection, any_site=page_of_sandbox)
         secret = _secret(connection)
         if not secret.startswith(PREFIX) and not self._needs_token and not await self._tokens.any_exist():
             _check_host(connection)
@@ -60,11 +64,15 @@ def _secret(connection: HTTPConnection) -> str:
     return secret.strip() if kind.lower() == "bearer" else connection.headers.get("x-api-key", "")
 
 
-def _check_origin(connection: HTTPConnection) -> None:
-    """Refuse pages of other sites, which a browser on this machine may show. Raises Refused."""
+def _check_origin(connection: HTTPConnection, *, any_site: bool) -> None:
+    """Refuse pages of other sites, which a browser on this machine may show. Raises Refused.
+
+    ``any_site``: they may still embed what the request returns, but neither read it nor send anything.
+    """
     origin = connection.headers.get("origin")
     is_foreign = origin is not None and urlsplit(origin).netloc != connection.headers.get("host", "")
-    if is_foreign or connection.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+    is_other_site = connection.headers.get("sec-fetch-site") in ("cross-site", "same-site")
+    if is_foreign or (is_other_site and not any_site):
         raise Refused(403, "forbidden", "a page of another site may not use this server")
 
 

@@ -33,6 +33,7 @@ from dutyfree.server.e2b.envd import EnvdRoutes
 from dutyfree.server.fusion import run_code
 from dutyfree.server.handlers import HANDLERS, DirectCall, info
 from dutyfree.server.observed import Origin, command_of, request_id
+from dutyfree.server.ports import PortRoutes
 from dutyfree.server.requests import CreateRequest
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
@@ -58,6 +59,7 @@ class Routes:
     def __init__(self, service: Service, access: Access) -> None:
         self._service = service
         self._access = access
+        self.ports = PortRoutes(service, access)
 
     def app(self) -> Starlette:
         return Starlette(
@@ -84,6 +86,7 @@ class Routes:
                 Route("/run_code", self._guarded(Routes.run_code), methods=["POST"]),
                 *ControlRoutes(self._service, self._access).routes(),
                 *EnvdRoutes(self._service).routes(),
+                *self.ports.routes(),
                 *SwerexRoutes(self._service, self._access).routes(),
             ]
         )

@@ -6,7 +6,7 @@ They hold for every route, also for those of other people's protocols, because t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -71,12 +71,12 @@ def default_budget() -> ByteBudget:
     return ByteBudget(max(capacity.share_of_memory(), 4 * LARGEST_REQUEST))
 
 
-def bounded(app: ASGIApp, budget: ByteBudget | None = None) -> ASGIApp:
-    """The same application, which gets no body that is too large."""
+def bounded(app: ASGIApp, passes_on: Callable[[Scope], bool], budget: ByteBudget | None = None) -> ASGIApp:
+    """The same application, which gets no body that is too large, unless it ``passes_on`` the parts."""
     kept = budget or default_budget()
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or passes_on(scope):
             await app(scope, receive, send)
             return
         body = _Body(kept, _holder(scope), receive)

@@ -13,10 +13,11 @@ import struct
 from collections import Counter
 from collections.abc import Iterable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import uvicorn
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 UNWANTED_MAX = 16 << 20
@@ -46,10 +47,22 @@ class ConnectionLimits(msgspec.Struct, frozen=True):
     """Seconds for the answer to a ping. A client whose event loop is blocked for longer loses its channel."""
 
 
+class Upgrades(Protocol):
+    """Who takes over a connection whose client upgrades it to a port of a sandbox."""
+
+    def target(self, url: bytes) -> Any | None:
+        """What the URL names, if that is a port."""
+
+    async def upgrade(
+        self, scope: Scope, target: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Relay the connection until it ends."""
+
+
 class GuardedConfig(uvicorn.Config):
     """uvicorn's settings, with ours for its protocols."""
 
-    def __init__(self, app: Any, limits: ConnectionLimits, **options: Any) -> None:
+    def __init__(self, app: Any, limits: ConnectionLimits, ports: Upgrades, **options: Any) -> None:
         super().__init__(
             app,
             http=HttpConnection,
@@ -58,6 +71,7 @@ class GuardedConfig(uvicorn.Config):
             **options,
         )
         self.open_connections = OpenConnections(limits)
+        self.ports = ports
 
 
 class OpenConnections:
@@ -191,6 +205,35 @@ class HttpConnection(HttpToolsProtocol):
     def _is_early(self) -> bool:
         """Whether no request has been passed on yet, which uvicorn's types do not know."""
         return self.cycle is None
+
+    # --- Upgrades ---------------------------------------------------------------------------------------
+
+    def _should_upgrade(self) -> bool:
+        return self.config.ports.target(self.url) is not None or super()._should_upgrade()
+
+    def handle_websocket_upgrade(self) -> None:
+        target = self.config.ports.target(self.url)
+        if target is None:
+            super().handle_websocket_upgrade()
+        else:
+            task = self.loop.create_task(self._upgrade(target))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+
+    async def _upgrade(self, target: Any) -> None:
+        """Hand the connection over."""
+        reader = asyncio.StreamReader(loop=self.loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=self.loop)
+        protocol.connection_made(self.transport)
+        self.transport.set_protocol(protocol)
+        self.connections.discard(self)
+        writer = asyncio.StreamWriter(self.transport, protocol, reader, self.loop)
+        scope = {**self.scope, "type": "http", "path": target.prefix, "query_string": b""}
+        try:
+            await self.config.ports.upgrade(scope, target, reader, writer)
+        finally:
+            self.config.open_connections.remove(address_of(self.client))
+            writer.close()
 
     # --- Time -------------------------------------------------------------------------------------------
 

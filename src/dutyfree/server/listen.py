@@ -19,6 +19,7 @@ from dutyfree.server.app import Routes
 from dutyfree.server.bodies import bounded
 from dutyfree.server.channel_socket import ChannelSocket
 from dutyfree.server.connections import ConnectionLimits, GuardedConfig, check_all
+from dutyfree.server.ports import passes_on
 from dutyfree.server.service import Service
 from dutyfree.wire import frames
 
@@ -126,9 +127,11 @@ async def serving(
     check(address, service)
     listener = address.bind()
     access = Access(service.tokens, needs_token=not address.is_local or service.tokens.exist())
+    routes = Routes(service, access)
     config = GuardedConfig(
-        bounded(Routes(service, access).app()),
+        bounded(routes.app(), passes_on),
         connections or ConnectionLimits(),
+        routes.ports,
         log_config=None,
         access_log=False,
         lifespan="off",
