@@ -64,7 +64,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.reply(302, b"", Location="/there")
         if self.path == "/hostile":
             return self.reply(200, b"<script>alert(1)</script>", Set_Cookie="a=b; Path=/",
-                Content_Type="text/html", Clear_Site_Data='"*"', Content_Security_Policy="default-src 'none'", Alt_Svc="h2=evil")
+                Content_Type="text/html", Clear_Site_Data='"*"', Alt_Svc="h2=evil",
+                Content_Security_Policy="default-src 'none'")
         size = int(self.headers.get("Content-Length", 0))
         body = self.rfile.read(size)
         seen = {"method": self.command, "path": self.path, "size": len(body), "headers": dict(self.headers)}

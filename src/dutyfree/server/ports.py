@@ -1,8 +1,9 @@
 """Servers inside of sandboxes: HTTP by path, and any protocol over TCP after an upgrade.
 
 ``/v1/sandboxes/ID/ports/PORT/…`` goes to that port on the loopback of the sandbox, and nowhere else. What
-comes back was written by untrusted code, and has the same origin as this server. So a page gets an origin of its
-own (``Content-Security-Policy: sandbox``), and neither sets nor gets cookies. The client's token stays here.
+comes back was written by untrusted code, and has the same origin as this server. So a page gets an origin of
+its own (``Content-Security-Policy: sandbox``), and neither sets nor gets cookies. The client's token stays
+here.
 """
 
 from __future__ import annotations
