@@ -88,6 +88,23 @@ async def flood(socket: ClientConnection) -> None:
         await socket.recv()
 
 
+async def test_the_input_ends_once(socket: ClientConnection, hosted: Hosted) -> None:
+    """However often the client says so: each time would take memory."""
+    async with hosted.sandbox() as sandbox:
+        stream = {"action": {"type": "exec", "command": "cat; echo end"}, "fed": True}
+        payload = codec.encode(Call("stream", sandbox.id, msgspec.Raw(codec.encode(stream))))
+        await socket.send(frames.HEAD.pack(Kind.CALL, 1) + payload)
+        await socket.send(frames.HEAD.pack(Kind.ITEM, 1) + b"item ")
+        for _ in range(100):
+            await socket.send(frames.HEAD.pack(Kind.END, 1))
+        seen = b""
+        with anyio.fail_after(20):
+            while not (frame := await socket.recv()).startswith(bytes([Kind.RESULT])):  # type: ignore[arg-type]
+                assert isinstance(frame, bytes)
+                seen += frame if frame[0] == Kind.ITEM else b""
+        assert b"item end" in seen or (b"item" in seen and b"end" in seen)
+
+
 async def test_unknown_calls_are_answered(socket: ClientConnection) -> None:
     await socket.send(frames.HEAD.pack(Kind.CALL, 7) + call("no_such_call", {}))
     answer = await socket.recv()

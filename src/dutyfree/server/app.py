@@ -142,7 +142,7 @@ class Routes:
             except ProtocolError as error:
                 ended.set_result((4400, str(error)[:100]))
 
-        direct.on_message = receive
+        direct.hand_over(receive)
         gone = asyncio.create_task(socket.receive())  # the end, or a text, which is no frame
         refused = asyncio.create_task(self._until_refused(socket))
         try:

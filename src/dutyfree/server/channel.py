@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from dutyfree.contract.errors import DispatchError, DutyfreeError, Exhausted, UsageError
-from dutyfree.server.handlers import HANDLERS, Handler
+from dutyfree.server.handlers import HANDLERS
 from dutyfree.server.observed import Origin, command_of
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
@@ -130,10 +130,10 @@ class RunningCall:
         self._call = call
         self._type: CallType = CALLS.get(call.method, CallType(None))
         self._items: deque[bytes | None] = deque()
-        self._arrived = asyncio.Event()
+        self._ended = False
         self._pending = 0
         self._credit = frames.WINDOW
-        self._room = asyncio.Event()
+        self._changed: asyncio.Event | None = None
         self._cancelled = False
         self._size = size
         self.task = asyncio.create_task(self._run())
@@ -147,15 +147,13 @@ class RunningCall:
     async def send(self, item: object) -> None:
         data = item if isinstance(item, bytes) else codec.encode(item)
         while self._credit <= 0:
-            self._room.clear()
-            await self._room.wait()
+            await self._change()
         self._credit -= len(data) + _ITEM_COST
         await self._channel.send(Kind.ITEM, self._number, data)
 
     async def receive(self) -> Any:
         while not self._items:
-            self._arrived.clear()
-            await self._arrived.wait()
+            await self._change()
         data = self._items[0]
         if data is None:
             return None  # it stays, for those who ask again
@@ -170,6 +168,13 @@ class RunningCall:
         except msgspec.DecodeError as error:
             raise UsageError(f"{self._call.method}: {error}") from error
 
+    async def _change(self) -> None:
+        """Wait for an item or for credit. Most calls never do, and need no event for it."""
+        if self._changed is None:
+            self._changed = asyncio.Event()
+        self._changed.clear()
+        await self._changed.wait()  # all who wait look again
+
     # --- For the channel --------------------------------------------------------------------------------
 
     def add_item(self, data: bytes) -> None:
@@ -178,15 +183,21 @@ class RunningCall:
         if self._type.received is None or self._pending > frames.WINDOW + frames.PART + _ITEM_COST:
             raise ProtocolError(f"too many items for {self._call.method[:40]!r}")
         self._items.append(data)
-        self._arrived.set()
+        self._wake()
 
     def end_input(self) -> None:
-        self._items.append(None)
-        self._arrived.set()
+        if not self._ended:
+            self._ended = True
+            self._items.append(None)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
 
     def add_credit(self, size: int) -> None:
         self._credit = min(self._credit + size, frames.WINDOW)
-        self._room.set()
+        self._wake()
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -197,12 +208,17 @@ class RunningCall:
         kind, payload, held = Kind.RESULT, b"", 0
         quotas.calls[tenant] += 1
         try:
+            if self._size > LARGE:
+                quotas.bytes.take(tenant, self._size)
+                held = self._size
             payload = codec.encode(await self._perform())
             if len(payload) > LARGE:
                 quotas.bytes.take(tenant, len(payload))
-                held = len(payload)
+                held += len(payload)
         except asyncio.CancelledError:
             if not self._cancelled:
+                if held:
+                    quotas.bytes.give_back(tenant, held)
                 raise  # the client is gone
             kind, payload = Kind.ERROR, codec.encode(describe(DispatchError("the call was cancelled")))
         except DutyfreeError as error:
@@ -220,24 +236,19 @@ class RunningCall:
             if held:
                 quotas.bytes.give_back(tenant, held)
 
-    async def _perform(self) -> object:
-        handler = HANDLERS.get(self._call.method)
+    def _perform(self) -> Awaitable[object]:
+        """The work of the call. Raises UsageError, Exhausted."""
+        method = self._call.method
+        handler = HANDLERS.get(method)
         if handler is None:
-            raise UsageError(f"there is no call {self._call.method[:80]!r}")
-        quotas = self.service.quotas
-        quotas.check_call(self.tenant)
-        if self._size <= LARGE:
-            return await self._handle(handler)
-        with quotas.bytes.held(self.tenant, self._size):
-            return await self._handle(handler)
-
-    async def _handle(self, handler: Handler) -> object:
+            raise UsageError(f"there is no call {method[:80]!r}")
+        self.service.quotas.check_call(self.tenant)
         try:
             arguments = codec.decode(self._call.arguments, self._type.arguments)
         except msgspec.ValidationError as error:
-            raise UsageError(f"{self._call.method}: {error}") from error
+            raise UsageError(f"{method}: {error}") from error
         work = handler(self, arguments)
-        return await self.service.calls.call(self._call.method, lambda: self._origin(arguments), work)
+        return self.service.calls.call(method, lambda: self._origin(arguments), work)
 
     def _origin(self, arguments: object) -> Origin:
         name, call = f"{self._channel.name}-{self._number}", self._call

@@ -16,6 +16,7 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 
 from dutyfree.server.connections import GuardedConfig, UnreadAnswer, address_of, reset
+from dutyfree.wire.websocket import MessageFinder, pack
 
 PIECES_MAX = 1024
 """Fragments of one message. Empty ones count for nothing in its size."""
@@ -24,10 +25,11 @@ _SCOPE = "dutyfree.socket"
 
 
 class ChannelSocket(WebSocketsSansIOProtocol):
-    """A WebSocket whose messages go to ``on_message`` at once, from when it is set."""
+    """A WebSocket whose messages go to a function at once, after ``hand_over``."""
 
     config: GuardedConfig
     on_message: Callable[[bytes], None] | None = None
+    _finder: MessageFinder | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -82,11 +84,26 @@ class ChannelSocket(WebSocketsSansIOProtocol):
         parts, self.frames = self.frames, []
         self.on_message(bytes(parts[0]) if len(parts) == 1 else b"".join(parts))
 
+    def data_received(self, data: bytes) -> None:
+        if self._finder is not None:
+            self._finder.feed(data)
+        else:
+            super().data_received(data)
+
+    def hand_over(self, on_message: Callable[[bytes], None]) -> None:
+        """From now on pass messages to this function."""
+        self.on_message = on_message
+        size = self.config.ws_max_size
+        self._finder = MessageFinder(size, self._message, super().data_received, masked=True)
+
+    def _message(self, message: bytes) -> None:
+        if self.on_message is not None and not self.close_sent:
+            self.on_message(message)
+
     async def write(self, frame: bytes) -> None:
         """Send a message, when the client has taken those before. Raises ConnectionError if it is gone."""
         if not self.writable.is_set():
             await self.writable.wait()
         if self.disconnected or self.close_sent or self.transport.is_closing():
             raise ConnectionError("the client is gone")
-        self.conn.send_binary(frame)
-        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.transport.write(pack(frame))

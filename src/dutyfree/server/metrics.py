@@ -40,6 +40,7 @@ class Metrics:
             ("kind",),
             registry=self._registry,
         )
+        self._series: dict[tuple[str, str], tuple[Counter, Histogram]] = {}
         self._registry.register(_Held(sandboxes))
         sandboxes.on_change = self._changed
 
@@ -53,9 +54,16 @@ class Metrics:
             outcome = verdict(error)
             raise
         finally:
-            self._calls.labels(call, outcome).inc()
-            self._seconds.labels(call).observe(perf_counter() - start)
+            self._count(call, outcome, perf_counter() - start)
         return result
+
+    def _count(self, call: str, outcome: str, seconds: float) -> None:
+        found = self._series.get((call, outcome))
+        if found is None:  # to find them by their labels takes as long as to count
+            found = self._calls.labels(call, outcome), self._seconds.labels(call)
+            self._series[call, outcome] = found
+        found[0].inc()
+        found[1].observe(seconds)
 
     def _changed(self, event: str, held: Held) -> None:
         self._changes.labels(event).inc()

@@ -22,7 +22,7 @@ up.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
 import msgspec
@@ -41,6 +41,8 @@ class Kind(IntEnum):
     RESULT = 5
     ERROR = 6
 
+
+_KINDS = {int(kind): kind for kind in Kind}
 
 MORE = 0x80
 """Flag of the kind: the payload goes on in the next frame of the call."""
@@ -66,11 +68,14 @@ class Call(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
     """The client's place in a trace: the ``traceparent`` of W3C's Trace Context."""
 
 
-def pack(kind: Kind, number: int, payload: bytes = b"") -> Iterator[bytes]:
+def pack(kind: Kind, number: int, payload: bytes = b"") -> Iterable[bytes]:
     """The frames of one message."""
     if len(payload) <= PART:
-        yield HEAD.pack(kind, number) + payload
-        return
+        return (HEAD.pack(kind, number) + payload,)
+    return _parts(kind, number, payload)
+
+
+def _parts(kind: Kind, number: int, payload: bytes) -> Iterator[bytes]:
     view = memoryview(payload)
     for at in range(0, len(payload), PART):
         more = MORE if at + PART < len(payload) else 0
@@ -92,9 +97,11 @@ class Assembler:
         if len(frame) < HEAD.size or len(frame) > FRAME_MAX:
             raise ValueError(f"a frame of {len(frame)} bytes")
         flagged, number = HEAD.unpack_from(frame)
-        kind = Kind(flagged & ~MORE)
+        kind = _KINDS.get(flagged & ~MORE)
+        if kind is None:
+            raise ValueError(f"there are no frames of kind {flagged & ~MORE}")
         payload = frame[HEAD.size :]
-        parts = self._parts.get((kind, number))
+        parts = self._parts.get((kind, number)) if self._parts else None
         if parts is None and not flagged & MORE:
             return kind, number, payload
         self.held += len(payload) + PIECE_COST

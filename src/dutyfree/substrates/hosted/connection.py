@@ -16,8 +16,7 @@ import anyio
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect, unix_connect
 from websockets.exceptions import InvalidStatus, WebSocketException
-from websockets.frames import Frame, Opcode
-from websockets.protocol import Event
+from websockets.protocol import State
 
 from dutyfree.contract.errors import DispatchError, ExecError, SubstrateError, Unavailable, UsageError
 from dutyfree.substrates.hosted.trace_context import traceparent
@@ -25,6 +24,7 @@ from dutyfree.wire import codec, frames
 from dutyfree.wire.calls import CALLS, Nothing
 from dutyfree.wire.errors import WireError, restore
 from dutyfree.wire.frames import Call, Kind
+from dutyfree.wire.websocket import MessageFinder, pack_masked
 
 LARGEST = 5 << 30
 """Bytes of the largest answer."""
@@ -58,27 +58,32 @@ class ServerAddress:
 class FrameSocket(ClientConnection):
     """A WebSocket that hands over each frame as it arrives: a task that waits for it would cost a turn."""
 
-    on_frame: Callable[[bytes], None] | None = None
     on_lost: Callable[[str], None] | None = None
 
-    def process_event(self, event: Event) -> None:
-        is_message = isinstance(event, Frame) and event.opcode is Opcode.BINARY and event.fin
-        if is_message and self.on_frame is not None:
-            self.on_frame(bytes(event.data))  # type: ignore[union-attr]  # it is a Frame
+    _finder: MessageFinder | None = None
+
+    def hand_over(self, on_frame: Callable[[bytes], None], on_lost: Callable[[str], None]) -> None:
+        """From now on pass frames to this function."""
+        self.on_lost = on_lost
+        self._finder = MessageFinder(frames.FRAME_MAX, on_frame, super().data_received, masked=False)
+
+    def data_received(self, data: bytes) -> None:
+        if self._finder is not None:
+            self._finder.feed(data)
         else:
-            super().process_event(event)
+            super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if self.on_lost is not None:
             self.on_lost(str(exc or self.protocol.close_exc))
 
-    async def write(self, frame: bytes) -> None:
-        """Raises WebSocketException if the connection is lost."""
-        self.protocol.send_binary(frame)
-        self.send_data()
-        if self.paused:
-            await self.drain()
+    def write(self, frame: bytes) -> bool:
+        """Send a frame; False if the caller should ``drain``. Raises DispatchError."""
+        if self.protocol.state is not State.OPEN:
+            raise DispatchError("the connection to the server was lost")
+        self.transport.write(pack_masked(frame))
+        return not self.paused
 
 
 class Connection:
@@ -95,6 +100,7 @@ class Connection:
         self._numbers = itertools.count(1)
         self._calls: dict[int, PendingCall] = {}
         self._opening = asyncio.Lock()
+        self.loop = asyncio.get_running_loop()
         self._closed = False
 
     async def open(self) -> None:
@@ -104,8 +110,7 @@ class Connection:
                 socket = await self._connect()
                 assert isinstance(socket, FrameSocket)
                 self._assembler = frames.Assembler(LARGEST)
-                socket.on_frame = self._receive
-                socket.on_lost = self._lost
+                socket.hand_over(self._receive, self._lost)
                 self._socket = socket
 
     async def _connect(self) -> ClientConnection:
@@ -172,11 +177,9 @@ class Connection:
         socket = self._socket
         if socket is None:
             raise DispatchError(f"the connection to {self._address.url} was lost")
-        try:
-            for frame in frames.pack(kind, number, payload):
-                await socket.write(frame)
-        except WebSocketException as error:
-            raise DispatchError(f"the connection to {self._address.url} was lost: {error}") from error
+        for frame in frames.pack(kind, number, payload):
+            if not socket.write(frame):
+                await socket.drain()
 
     def forget(self, number: int) -> None:
         self._calls.pop(number, None)
@@ -231,39 +234,44 @@ class PendingCall:
         self._method = method
         self._items: deque[bytes] = deque()
         self._credit = frames.WINDOW
-        self._changed = asyncio.Event()
-        self.done = self._outcome()
+        self._changed: asyncio.Event | None = None
+        """Set when there are items, credit or the end, if someone waits for that."""
+        self.done: asyncio.Future[bytes] = connection.loop.create_future()
 
-    def _outcome(self) -> asyncio.Future[bytes]:
-        done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        done.add_done_callback(self._wake)
-        return done
+    def _wake(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
 
-    def _wake(self, done: asyncio.Future[bytes]) -> None:
-        self._changed.set()
-        if not done.cancelled():
-            done.exception()  # a call whose owner is gone must not warn
+    async def _change(self) -> None:
+        """Wait until there is something new. The caller has looked that there is not."""
+        if self._changed is None:
+            self._changed = asyncio.Event()
+        self._changed.clear()
+        await self._changed.wait()
 
     # --- For the connection -----------------------------------------------------------------------------
 
     def resolve(self, payload: bytes) -> None:
         if not self.done.done():
             self.done.set_result(payload)
+            self._wake()
 
     def fail(self, error: Exception) -> None:
         if not self.done.done():
             self.done.set_exception(error)
+            self.done.exception()  # a call whose owner is gone must not warn
+            self._wake()
 
     def lose(self, reason: str) -> None:
         self.fail(ExecError(f"the connection was lost while {self._method} ran: {reason}"))
 
     def add_item(self, payload: bytes) -> None:
         self._items.append(payload)
-        self._changed.set()
+        self._wake()
 
     def add_credit(self, size: int) -> None:
         self._credit += size
-        self._changed.set()
+        self._wake()
 
     # --- For the caller ---------------------------------------------------------------------------------
 
@@ -273,7 +281,7 @@ class PendingCall:
             payload = await self.done  # not shielded, which would cost a turn of the event loop
         except asyncio.CancelledError:
             if self.done.cancelled():
-                self.done = self._outcome()
+                self.done = self._connection.loop.create_future()
             await self.cancel()
             raise
         return None if self._type.result is None else codec.decode(payload, self._type.result)
@@ -283,8 +291,7 @@ class PendingCall:
         while not self._items:
             if self.done.done():
                 return None
-            self._changed.clear()
-            await self._changed.wait()
+            await self._change()
         data = self._items.popleft()
         if not self.done.done():
             with contextlib.suppress(SubstrateError):
@@ -298,8 +305,7 @@ class PendingCall:
         for at in range(0, len(data) or 1, frames.PART) if self._type.received is bytes else (None,):
             part = data if at is None else data[at : at + frames.PART]
             while self._credit <= 0 and not self.done.done():
-                self._changed.clear()
-                await self._changed.wait()
+                await self._change()
             if self.done.done():
                 return False
             self._credit -= len(part) + _ITEM_COST

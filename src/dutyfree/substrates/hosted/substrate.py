@@ -153,7 +153,8 @@ class Hosted:
         Raises Unavailable.
         """
         self._state = await anyio.to_thread.run_sync(tempfile.mkdtemp, "", "dutyfree-server-")
-        command = ("serve", "--listen", "127.0.0.1:0", "--state", self._state, "--until-eof")
+        options = ("--state", self._state, "--until-eof", "--log-level", "warning")
+        command = ("serve", "--listen", "127.0.0.1:0", *options)
         self._server = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
