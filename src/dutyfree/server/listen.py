@@ -61,7 +61,7 @@ class Address:
             if self.path is not None:
                 return _bind_unix(Path(self.path))
             family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-            # With the number of TCP, for asyncio sets TCP_NODELAY only then. Without that, the second part of an
+            # With the number of TCP: asyncio sets TCP_NODELAY only then. Otherwise the second part of an
             # answer waits for the acknowledgement of the first one, up to 40 ms.
             listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
