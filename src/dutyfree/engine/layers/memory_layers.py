@@ -10,7 +10,7 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -65,6 +65,19 @@ class MemoryLayers:
     def is_unused(self, trees: Sequence[Tree]) -> bool:
         """Whether the uppermost layers have one user at most: the cache, but no sandbox."""
         return all(self._users[layers[0]] <= 1 for _, layers in trees)
+
+    def sizes_of(self, trees: Sequence[Tree]) -> dict[int, tuple[int, int]]:
+        """The size and the weight of each of these layers that is in memory."""
+        counted = {layer for layer in self._counted(trees) if layer in self._sizes}
+        return {layer: (self._sizes[layer], self._weights.get(layer, 0)) for layer in counted}
+
+    def adopt(self, trees: Sequence[Tree], in_memory: Mapping[int, tuple[int, int]]) -> None:
+        """Count layers that the launcher has from a former owner. They go with their last user."""
+        for layer in {layer for _, layers in trees for layer in layers}:
+            if layer in in_memory:
+                self._sizes[layer], self._weights[layer] = in_memory[layer]
+            else:
+                self._on_disk.setdefault(layer, lambda _: None)
 
     def hold(self, trees: Sequence[Tree]) -> None:
         """Add a user to all these layers."""
