@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -17,9 +20,13 @@ from dutyfree.contract.errors import UsageError
 from dutyfree.server import listen
 from dutyfree.server.admission import TenantLimits
 from dutyfree.server.service import Service, default_state
+from dutyfree.server.state_lock import locked
 from dutyfree.server.tokens import Tokens
 
 token = App(name="token")
+
+DRAIN_SECONDS = 10.0
+"""How long a server that was told to stop waits for the calls that run."""
 
 
 def serve(
@@ -29,9 +36,13 @@ def serve(
     state: Path | None = None,
     certificate: Path | None = None,
     key: Path | None = None,
+    replace: bool = False,
     until_eof: bool = False,
 ) -> int:
     """Serve the sandboxes of this machine until Ctrl-C.
+
+    Ctrl-C ends the server and all sandboxes. After SIGTERM, or if the server is killed, the sandboxes go on
+    until their leases end, and the next server with the same state takes them over.
 
     Clients use them with the substrate 'hosted', or over HTTP with any program (docs/service.md). Without a
     token, only programs on this machine may use the server. As soon as a token exists, every client needs
@@ -43,6 +54,7 @@ def serve(
         dutyfree serve --listen unix:/run/dutyfree.sock --option image=debian:12
         dutyfree token create trainer
         dutyfree serve --listen 0.0.0.0:7800 --certificate server.pem --key server.key
+        dutyfree serve --replace
 
     Parameters
     ----------
@@ -56,14 +68,19 @@ def serve(
         A file with the certificate for TLS, and those of its issuers.
     key
         The file with the private key of the certificate.
+    replace
+        Take over from the server that runs with this state: it finishes its calls, and this one goes on.
     until_eof
-        End when standard input ends, for programs that start a server for themselves: it then ends with them.
+        End when standard input ends, for programs that start a server for themselves. The server and its
+        sandboxes then end with them.
     """
     if (certificate is None) != (key is None):
         raise UsageError("TLS needs both --certificate and --key")
     address = listen.Address(listen_)
     options = {name: option_values.value(text) for name, text in option_values.pairs(option, "--option", "=")}
-    run_async(partial(_serve, address, options, state or default_state(), certificate, key, until_eof))
+    state = state or default_state()
+    with locked(state, replace=replace):
+        run_async(partial(_serve, address, options, state, certificate, key, until_eof))
     return 0
 
 
@@ -75,16 +92,23 @@ async def _serve(
     key: Path | None,
     until_eof: bool,
 ) -> None:
-    async with (
-        Service.open(state, options) as service,
-        listen.serving(service, address, certificate=certificate, key=key) as url,
-    ):
-        console.show(f'serving sandboxes at {url}; to use them: dutyfree.open("hosted", url={url!r})')
-        if until_eof:
-            while await console.read_chunk():
-                pass
-        else:
-            await asyncio.Event().wait()
+    async with Service.open(state, options, keep=not until_eof) as service:
+        async with listen.serving(service, address, certificate=certificate, key=key) as url:
+            taken_over = f"; it took over {adopted} sandboxes" if (adopted := len(service.sandboxes)) else ""
+            usage = f'to use them: dutyfree.open("hosted", url={url!r})'
+            console.show(f"serving sandboxes at {url}; {usage}{taken_over}")
+            if until_eof:
+                while await console.read_chunk():
+                    pass
+                return
+            stopped = asyncio.Event()
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+            await stopped.wait()
+            await service.drain(DRAIN_SECONDS)
+        await service.sandboxes.leave()
+        # The sandboxes stay, as if this process had been killed: so there is nothing to clean up.
+        sys.stdout.flush()
+        os._exit(0)
 
 
 def _tokens(state: Path | None) -> Tokens:

@@ -78,6 +78,10 @@ class Queue:
         else:
             self._waiting.pop(tenant, None)
 
+    def readmit(self, tenant: str, demand: Demand) -> None:
+        """Count what a tenant has already, within its limits or not."""
+        self.used[tenant] = self.used.get(tenant, NOTHING) + demand
+
     def release(self, tenant: str, demand: Demand) -> None:
         left = self.used[tenant] - demand
         if left.sandboxes > 0:
@@ -174,6 +178,11 @@ class Admission:
                 what = f"no room for {demand.sandboxes} sandboxes of {tenant} within {patience:g} s"
                 raise _exhausted(what, self._numbers(tenant, 1.0)) from None
             raise
+        return _once(lambda: self._give_back(tenant, demand))
+
+    def readmit(self, tenant: str, demand: Demand) -> Callable[[], None]:
+        """Count a sandbox that a former server has admitted. Returns the function that gives it back."""
+        self._queue.readmit(tenant, demand)
         return _once(lambda: self._give_back(tenant, demand))
 
     def _give_back(self, tenant: str, demand: Demand) -> None:

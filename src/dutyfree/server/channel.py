@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from dutyfree.contract.errors import DispatchError, DutyfreeError, UsageError
+from dutyfree.contract.errors import DispatchError, DutyfreeError, Restarting, UsageError
 from dutyfree.server.handlers import HANDLERS
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
@@ -190,6 +190,8 @@ class RunningCall:
         handler = HANDLERS.get(self._call.method)
         if handler is None:
             raise UsageError(f"there is no call {self._call.method[:80]!r}")
+        if self.service.draining:
+            raise Restarting("the server is being replaced by another one", remedy="connect again")
         if crowded:
             raise DispatchError(f"this channel has {CALLS_MAX} calls already", remedy="wait for some of them")
         try:

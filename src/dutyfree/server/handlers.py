@@ -102,6 +102,7 @@ async def create(context: Context, wanted: calls.Create) -> list[SandboxInfo]:
         return service.native.group(recipe, wanted.count or 0, limits=wanted.limits, labels=wanted.labels)
 
     demand = demand_of(service, wanted.limits, 1 if wanted.count is None else wanted.count)
+    each = demand_of(service, wanted.limits, 1)
     held = await service.sandboxes.create(
         context.tenant,
         wanted.key,
@@ -109,6 +110,7 @@ async def create(context: Context, wanted: calls.Create) -> list[SandboxInfo]:
         admitted(context, demand, one if wanted.count is None else several),
         wanted.labels,
         wanted.lease,
+        each,
     )
     return [info(one) for one in held]
 
@@ -217,17 +219,23 @@ async def release(context: Context, _: Nothing) -> None:
 
 @_handles
 async def reset(context: Context, _: Nothing) -> None:
-    await context.held.sandbox.reset()
+    held = context.held
+    await held.sandbox.reset()
+    await context.service.sandboxes.save(held)
 
 
 @_handles
 async def pause(context: Context, _: Nothing) -> None:
-    await context.held.sandbox.pause()
+    held = context.held
+    await held.sandbox.pause()
+    await context.service.sandboxes.save(held)
 
 
 @_handles
 async def resume(context: Context, _: Nothing) -> None:
-    await context.held.sandbox.resume()
+    held = context.held
+    await held.sandbox.resume()
+    await context.service.sandboxes.save(held)
 
 
 @_handles
@@ -237,7 +245,9 @@ async def snapshot(context: Context, wanted: calls.Snapshot) -> WireRecipe:
             "a server keeps no snapshots with names",
             remedy="leave the name out: the snapshot stays in memory",
         )
-    recipe = await context.held.sandbox.snapshot()
+    held = context.held
+    recipe = await held.sandbox.snapshot()
+    await context.service.sandboxes.save(held)  # its files may be in a layer now
     return context.service.own_snapshot(context.tenant, recipe)
 
 
@@ -255,18 +265,22 @@ async def fork(context: Context, wanted: calls.Fork) -> list[SandboxInfo]:
         admitted(context, demand_of(context.service, None, wanted.count), children),
         parent.labels,
         wanted.lease,
+        demand_of(context.service, None, 1),
     )
+    await context.service.sandboxes.save(parent)  # a fork may have moved its files into a layer
     return [info(one) for one in held]
 
 
 @_handles
 async def set_network(context: Context, wanted: calls.SetNetwork) -> None:
-    sandbox = context.held.sandbox
+    held = context.held
+    sandbox = held.sandbox
     if not isinstance(sandbox, NetworkedSandbox):
         raise UsageError(
             "the network of a sandbox cannot change on this host", remedy="run the server as root"
         )
     await sandbox.set_network(wanted.policy)
+    await context.service.sandboxes.save(held)
 
 
 # --- Commands ---------------------------------------------------------------------------------------
@@ -400,9 +414,9 @@ async def _type(context: Context, opened: NativeTerminal) -> None:
 
 @_handles
 async def start(context: Context, wanted: calls.Start) -> ProcessInfo:
-    process = await context.held.sandbox.start(
-        wanted.command, cwd=wanted.cwd, env=wanted.env, stdin=wanted.stdin
-    )
+    held = context.held
+    process = await held.sandbox.start(wanted.command, cwd=wanted.cwd, env=wanted.env, stdin=wanted.stdin)
+    await context.service.sandboxes.save(held)
     return _process_info(process)
 
 

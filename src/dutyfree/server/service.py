@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import dutyfree
+import anyio
+
 from dutyfree import paths
 from dutyfree.contract import Recipe
 from dutyfree.contract.errors import RecipeError
@@ -16,9 +18,11 @@ from dutyfree.engine.layers.memory_layers import SNAPSHOT_SCHEME
 from dutyfree.server.admission import Admission
 from dutyfree.server.files import TenantFiles
 from dutyfree.server.metrics import Metrics
-from dutyfree.server.sandboxes import Sandboxes
+from dutyfree.server.records import SandboxRecords
+from dutyfree.server.sandboxes import REMEMBERED, Sandboxes
 from dutyfree.server.tokens import Tokens
-from dutyfree.substrates.native import Native
+from dutyfree.substrates import registry
+from dutyfree.substrates.native import Native, NativeConfig
 from dutyfree.wire.recipes import WireRecipe, from_wire, to_wire
 
 LOCAL = "local"
@@ -31,31 +35,50 @@ _HOST_SCHEMES = re.compile(r"(?:oci|docker-daemon|docker-archive|dir|file):")
 class Service:
     """What a server does, apart from HTTP. Made by ``Service.open``."""
 
-    def __init__(self, native: Native, tokens: Tokens, state: Path) -> None:
+    def __init__(
+        self, native: Native, tokens: Tokens, state: Path, records: SandboxRecords | None = None
+    ) -> None:
         self.native = native
         self.tokens = tokens
-        self.sandboxes = Sandboxes()
+        self.sandboxes = Sandboxes(records)
         self.metrics = Metrics(self.sandboxes)
         self.admission = Admission(tokens.limits)
         self.files = TenantFiles(state / "files")
+        self.draining = False
+        """Whether no further calls are taken, because another server is about to go on."""
         self._snapshots: dict[str, str] = {}
         """The tenant that owns each snapshot, by the image of its recipe."""
 
     @staticmethod
     @asynccontextmanager
-    async def open(state: Path, options: dict[str, Any]) -> AsyncIterator[Service]:
+    async def open(state: Path, options: dict[str, Any], *, keep: bool = False) -> AsyncIterator[Service]:
         """Open the engine with these options; ``state`` is the directory of tokens and files.
 
-        Raises OptionError, Unavailable.
+        ``keep``: the next server with the same state goes on with the sandboxes, if this process is killed.
+        The end of the context ends them. Raises OptionError, Unavailable.
         """
         state.mkdir(parents=True, exist_ok=True, mode=0o700)  # noqa: ASYNC240 (before it serves)
-        async with dutyfree.open("native", **options) as native:
-            with Tokens(state / "server.sqlite") as tokens:
-                service = Service(native, tokens, state)
+        _, config = registry.configure("native", options)
+        assert isinstance(config, NativeConfig)
+        with contextlib.ExitStack() as stack:
+            records = None
+            if keep:
+                records = stack.enter_context(SandboxRecords(state / "sandboxes.sqlite", REMEMBERED))
+            native = Native(config, keeper=state / "launcher.sock" if keep else None)
+            async with native:
+                tokens = stack.enter_context(Tokens(state / "server.sqlite"))
+                service = Service(native, tokens, state, records)
+                await service.sandboxes.restore(native.node, service.admission)
                 try:
                     yield service
                 finally:
                     await service.sandboxes.close()
+
+    async def drain(self, seconds: float) -> None:
+        """Take no further calls, and wait for those that run, at most so long."""
+        self.draining = True
+        with anyio.move_on_after(seconds):
+            await self.metrics.idle()
 
     async def recipe(self, tenant: str, wanted: WireRecipe) -> Recipe:
         """The recipe that a tenant asks for. Raises RecipeError for what the tenant may not use."""
