@@ -79,8 +79,9 @@ void keep_adopt(const struct request *request)
 	close(pair[0]);
 }
 
-static void kill_sandbox(const struct sandbox *sandbox)
+static void kill_sandbox(struct sandbox *sandbox)
 {
+	sandbox->lease = 0; /* so that nobody adopts it while it ends */
 	pidfd_signal(sandbox->slot->pidfd, SIGKILL);
 }
 

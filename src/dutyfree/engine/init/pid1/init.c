@@ -226,7 +226,7 @@ static void serve(void)
 
 /* When we exit, the kernel kills all processes of the sandbox. Otherwise commands go on, and their results wait for a
  * new owner. What the former one has half sent or not received is lost. */
-void owner_gone(void)
+static void owner_gone(void)
 {
 	if (!outlives_owner)
 		_exit(0);
@@ -239,6 +239,13 @@ void owner_gone(void)
 	have = 0;
 	consume(0);
 	queue_clear();
+	outbox_clear();
+}
+
+void owner_deaf(void)
+{
+	if (!outlives_owner)
+		_exit(0);
 	outbox_clear();
 }
 
@@ -322,7 +329,6 @@ static void adopt(void)
 		_exit(0);
 	if (!count)
 		return;
-	owner_gone();
 	if (dup3(fd, CONTROL_FD, O_CLOEXEC) < 0)
 		_exit(73);
 	close(fd);
@@ -366,21 +372,22 @@ _Noreturn void init_run(int payload, bool kept)
 		int count = epoll_wait(epoll, events, 64, has_work() ? 0 : wait_ms(broker_due));
 		for (int i = 0; i < count; i++) {
 			uint64_t event = events[i].data.u64;
-			if (event == EVENT_KEEPER) {
+			/* A new owner waits until we have read the last frames of the former one. */
+			if (event == EVENT_KEEPER && orphaned)
 				adopt();
-				break; /* the other events may be about the former owner; the kernel reports them again */
-			}
-			if (event == EVENT_OWNER && orphaned)
+			else if (event == EVENT_OWNER && orphaned)
 				continue;
 			if (event == EVENT_OWNER && events[i].events & EPOLLOUT) {
 				outbox_flush();
 				command_resume_reading();
 			}
 			/* If the owner has closed its side, no one reads our answers. */
-			if (event == EVENT_OWNER && events[i].events & (EPOLLHUP | EPOLLERR))
-				owner_gone();
-			else if (event == EVENT_OWNER && events[i].events & EPOLLIN)
+			if (event == EVENT_OWNER && events[i].events & (EPOLLHUP | EPOLLERR)) {
+				owner_deaf();
 				receive();
+			} else if (event == EVENT_OWNER && events[i].events & EPOLLIN) {
+				receive();
+			}
 			if (event == EVENT_CHILDREN) {
 				struct signalfd_siginfo info[8];
 				while (read(signals, info, sizeof info) == sizeof info)

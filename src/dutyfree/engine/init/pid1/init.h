@@ -34,7 +34,7 @@
 enum { EVENT_OWNER, EVENT_CHILDREN, EVENT_BROKER, EVENT_KEEPER, EVENT_COMMANDS /* and the following: two for each command */ };
 
 _Noreturn void init_run(int payload, bool kept);
-void owner_gone(void); /* exits, unless we outlive the owner */
+void owner_deaf(void); /* the owner does not read any more: exits, unless we outlive it */
 extern int payload_group; /* cgroup v2: processes start in this group; -1 on v1 */
 
 /* --- Frames to the owner (outbox.c) -------------------------------------------------------------- */

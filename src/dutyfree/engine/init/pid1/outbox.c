@@ -172,7 +172,7 @@ void outbox_flush(void)
 			if (errno == ETOOMANYREFS && with_fd)
 				fail_attached(errno);
 			else if (errno != EINTR) {
-				owner_gone();
+				owner_deaf();
 				return;
 			}
 			continue;
