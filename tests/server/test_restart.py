@@ -87,6 +87,7 @@ async def test_a_killed_server_loses_no_sandbox(server: Server) -> None:
         await sandbox.write("file", b"kept")
         for number, member in enumerate(group):
             await member.write("number", str(number).encode())
+        snapshot = await group[2].snapshot()
         process = await sandbox.start("while sleep 0.05; do echo tick; done")
         await restart(server)
         assert await sandbox.read("file") == b"kept"
@@ -101,6 +102,8 @@ async def test_a_killed_server_loses_no_sandbox(server: Server) -> None:
         assert (await process.wait()).signal == signal.SIGKILL
         await group[0].reset()
         assert (await group[0].exec("ls")).stdout == b""
+        async with hosted.sandbox(snapshot) as copy:
+            assert await copy.read("number") == b"2"
         async with group[1].fork(2) as children:
             assert [await child.read("number") for child in children] == [b"1", b"1"]
     assert await server.launcher()

@@ -42,6 +42,7 @@ from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from dutyfree.engine.layers.build import LayerBuilder
 from dutyfree.engine.layers.build_request import BuildTrace
 from dutyfree.engine.layers.disk_bridge import DiskLayers
+from dutyfree.engine.layers.kept_state import KeptSnapshot
 from dutyfree.engine.layers.memory_layers import SNAPSHOT_SCHEME, MemoryLayers, MemorySnapshots
 from dutyfree.engine.layers.open_image import DaemonImage, OpenImages
 from dutyfree.engine.layers.recipe_layers import RecipeLayers
@@ -364,8 +365,8 @@ class Node:
         """
         return self.factory.adopt(kept)
 
-    async def sweep(self, adopted: Iterable[KeptSandbox]) -> int:
-        """End the sandboxes of a former owner but these, and remove all layers that they do not need.
+    async def sweep(self, adopted: Iterable[KeptSandbox | KeptSnapshot]) -> int:
+        """End the sandboxes of a former owner but these, and remove all layers that nothing here needs.
 
         Call it before the first request. Returns how many sandboxes were ended. Raises LauncherError.
         """

@@ -248,7 +248,7 @@ async def snapshot(context: Context, wanted: calls.Snapshot) -> WireRecipe:
     held = context.held
     recipe = await held.sandbox.snapshot()
     await context.service.sandboxes.save(held)  # its files may be in a layer now
-    return context.service.own_snapshot(context.tenant, recipe)
+    return await context.service.own_snapshot(context.tenant, recipe)
 
 
 @_handles

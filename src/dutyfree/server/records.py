@@ -12,13 +12,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 
 from dutyfree.contract.errors import Unavailable
+from dutyfree.engine.layers.kept_state import KeptSnapshot
 from dutyfree.engine.sandbox.kept import KeptSandbox
 from dutyfree.server.admission import Demand
+
+T = TypeVar("T")
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sandboxes (
@@ -28,6 +31,11 @@ CREATE TABLE IF NOT EXISTS sandboxes (
     fingerprint BLOB NOT NULL,
     data BLOB,
     ended REAL
+) STRICT;
+CREATE TABLE IF NOT EXISTS snapshots (
+    image TEXT PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    data BLOB NOT NULL
 ) STRICT;
 """
 
@@ -93,7 +101,33 @@ class SandboxRecords:
         oldest = time.time() - self._remembered
         self._database.execute("DELETE FROM sandboxes WHERE ended < ?", (oldest,))
         rows = self._database.execute("SELECT id, tenant, key, fingerprint, data FROM sandboxes").fetchall()
-        return [Row(name, tenant, key, mark, _decoded(data)) for name, tenant, key, mark, data in rows]
+        return [
+            Row(name, tenant, key, mark, _decoded(data, HeldRecord)) for name, tenant, key, mark, data in rows
+        ]
+
+    def load_snapshots(self) -> list[tuple[str, KeptSnapshot]]:
+        """The tenant of each snapshot. Forgets all of them: save those again that still exist. Blocks."""
+        return self._thread.submit(self._load_snapshots).result()
+
+    def _load_snapshots(self) -> list[tuple[str, KeptSnapshot]]:
+        rows = self._database.execute("SELECT tenant, data FROM snapshots").fetchall()
+        self._database.execute("DELETE FROM snapshots")
+        found = [(tenant, _decoded(data, KeptSnapshot)) for tenant, data in rows]
+        return [(tenant, kept) for tenant, kept in found if kept is not None]
+
+    async def save_snapshot(self, tenant: str, kept: KeptSnapshot) -> None:
+        """Write a snapshot; returns when a killed server would leave it behind."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._save_snapshot, tenant, kept)
+
+    def _save_snapshot(self, tenant: str, kept: KeptSnapshot) -> None:
+        row = (kept.image, tenant, msgspec.msgpack.encode(kept))
+        self._database.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", row)
+
+    def forget_snapshot(self, image: str) -> None:
+        self._thread.submit(self._forget_snapshot, image)
+
+    def _forget_snapshot(self, image: str) -> None:
+        self._database.execute("DELETE FROM snapshots WHERE image = ?", (image,))
 
     async def save(self, row: Row) -> None:
         """Write a sandbox; returns when a killed server would leave it behind."""
@@ -118,9 +152,9 @@ class SandboxRecords:
         self._database.execute("UPDATE sandboxes SET data = NULL, ended = ? WHERE id = ?", (now, name))
 
 
-def _decoded(data: bytes | None) -> HeldRecord | None:
-    """None for an ended sandbox, and for one that another version wrote, which cannot be adopted."""
+def _decoded(data: bytes | None, kind: type[T]) -> T | None:
+    """None for an ended sandbox, and for what another version wrote, which cannot be adopted."""
     try:
-        return None if data is None else msgspec.msgpack.decode(data, type=HeldRecord)
+        return None if data is None else msgspec.msgpack.decode(data, type=kind)
     except msgspec.MsgspecError:
         return None

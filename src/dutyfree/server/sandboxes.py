@@ -26,6 +26,7 @@ from dutyfree.contract.errors import (
     SandboxClosed,
     UsageError,
 )
+from dutyfree.engine.layers.kept_state import KeptSnapshot
 from dutyfree.engine.node import Node
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.server.admission import NOTHING, Admission, Demand, given_back
@@ -272,8 +273,11 @@ class Sandboxes:
         # After that: a sandbox with a lease that no record names would be lost.
         held.sandbox.set_lease(held.until)
 
-    async def restore(self, node: Node, admission: Admission) -> None:
-        """Go on with the sandboxes of a former server, and end all others that it left."""
+    async def restore(self, node: Node, admission: Admission, snapshots: Sequence[KeptSnapshot]) -> None:
+        """Go on with the sandboxes of a former server, and end all others that it left.
+
+        ``snapshots``: those that were adopted, whose layers stay.
+        """
         if self._records is None:
             return
         requests: dict[tuple[str, str], list[Row]] = {}
@@ -282,7 +286,7 @@ class Sandboxes:
         for request, rows in requests.items():
             await self._restore_request(node, admission, request, rows)
         kept = [held.sandbox.kept(held.labels) for held in self._held.values()]
-        await node.sweep(kept)
+        await node.sweep([*kept, *snapshots])
 
     async def _restore_request(
         self, node: Node, admission: Admission, request: tuple[str, str], rows: list[Row]

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 
 from dutyfree import paths
 from dutyfree.contract import Recipe
 from dutyfree.contract.errors import RecipeError
+from dutyfree.engine.layers.kept_state import KeptSnapshot
 from dutyfree.engine.layers.memory_layers import SNAPSHOT_SCHEME
 from dutyfree.server.admission import Admission
 from dutyfree.server.files import TenantFiles
@@ -40,6 +42,7 @@ class Service:
     ) -> None:
         self.native = native
         self.tokens = tokens
+        self._records = records
         self.sandboxes = Sandboxes(records)
         self.metrics = Metrics(self.sandboxes)
         self.admission = Admission(tokens.limits)
@@ -68,7 +71,9 @@ class Service:
             async with native:
                 tokens = stack.enter_context(Tokens(state / "server.sqlite"))
                 service = Service(native, tokens, state, records)
-                await service.sandboxes.restore(native.node, service.admission)
+                await service.sandboxes.restore(
+                    native.node, service.admission, await service.restore_snapshots()
+                )
                 try:
                     yield service
                 finally:
@@ -94,10 +99,24 @@ class Service:
             raise RecipeError(f"the server does not have the files {missing[0]}", remedy="send them first")
         return from_wire(wanted, lambda digest: self.files.path(tenant, digest))
 
-    def own_snapshot(self, tenant: str, recipe: Recipe) -> WireRecipe:
+    async def restore_snapshots(self) -> list[KeptSnapshot]:
+        """Go on with the snapshots of a former server, if its launcher still has them."""
+        adopted = []
+        if self._records is not None:
+            for tenant, kept in await anyio.to_thread.run_sync(self._records.load_snapshots):
+                if self.native.node.launcher.is_former:
+                    self.native.node.snapshots.adopt(kept)
+                    self._snapshots[kept.image] = tenant
+                    await self._records.save_snapshot(tenant, kept)
+                    adopted.append(kept)
+        return adopted
+
+    async def own_snapshot(self, tenant: str, recipe: Recipe) -> WireRecipe:
         """Let the tenant use a snapshot."""
         assert recipe.image is not None
         self._snapshots[recipe.image] = tenant
+        if self._records is not None:
+            await self._records.save_snapshot(tenant, self.native.node.snapshots.kept(recipe.image))
         return to_wire(recipe)[0]
 
     def forget_snapshot(self, tenant: str, wanted: WireRecipe) -> None:
@@ -106,6 +125,8 @@ class Service:
             raise RecipeError("there is no such snapshot")
         self.native.forget(Recipe(wanted.image))
         del self._snapshots[wanted.image]
+        if self._records is not None:
+            self._records.forget_snapshot(wanted.image)
 
 
 def default_state() -> Path:

@@ -97,6 +97,11 @@ class Launcher:
         self._loop.add_reader(self._descriptor, self._receive)
         fork_guard.bind(self)
 
+    @property
+    def is_former(self) -> bool:
+        """Whether another owner started it."""
+        return self._process is None
+
     @staticmethod
     def connect(path: Path) -> socket.socket | None:
         """Connect to the launcher that a former owner left at this path; None if there is none."""

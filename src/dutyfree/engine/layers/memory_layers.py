@@ -20,6 +20,7 @@ from dutyfree.engine.launcher import disk_storage, protocol
 from dutyfree.engine.launcher.client import Launcher, layers_of
 from dutyfree.engine.launcher.disk_storage import DiskStorage
 from dutyfree.engine.launcher.protocol import Request, Tree
+from dutyfree.engine.layers.kept_state import KeptSnapshot, KeptState
 from dutyfree.engine.layers.start_state import StartState
 
 SNAPSHOT_SCHEME = "snapshot:"
@@ -204,6 +205,19 @@ class MemorySnapshots:
         snapshot = MemorySnapshot(recipe, self.layers.size_of(state.trees), time.time())
         self._known[recipe.image or ""] = snapshot, state
         return recipe
+
+    def kept(self, image: str) -> KeptSnapshot:
+        """A snapshot on record, for a new owner of the launcher."""
+        snapshot, state = self._known[image]
+        return KeptSnapshot(image, KeptState.of(state), self.layers.sizes_of(state.trees), snapshot.made)
+
+    def adopt(self, kept: KeptSnapshot) -> None:
+        """A snapshot that a former owner of the launcher took."""
+        state = kept.start.state
+        self.layers.adopt(state.trees, kept.in_memory)
+        self.layers.hold(state.trees)
+        snapshot = MemorySnapshot(Recipe(kept.image), self.layers.size_of(state.trees), kept.made)
+        self._known[kept.image] = snapshot, state
 
     def state(self, image: str) -> StartState:
         """Raises CreateError if there is no such snapshot."""

@@ -135,7 +135,7 @@ class SandboxFactory:
         """
         number = int(kept.id.rpartition("-")[2])
         self._numbers = itertools.count(max(next(self._numbers), number + 1))
-        recipe, state = kept.recipe, kept.start
+        recipe, state = kept.recipe, kept.start.state
         network = SandboxNetwork(self._launcher, kept.policy, self._timeouts)
         connected, handle, until = await self._creator.adopt(kept.id, kept.number)
         channel = Channel(

@@ -12,8 +12,7 @@ from dutyfree.contract import Exec, Limits, Recipe, Span
 from dutyfree.contract.served import Served
 from dutyfree.contract.services import Service
 from dutyfree.engine.launcher.protocol import Tree
-from dutyfree.engine.layers.command_defaults import command_defaults
-from dutyfree.engine.layers.start_state import StartState, StoredOrigin
+from dutyfree.engine.layers.kept_state import KeptState
 
 
 class KeptProcess(msgspec.Struct, frozen=True):
@@ -42,13 +41,7 @@ class KeptSandbox(msgspec.Struct, frozen=True):
     limits: Limits
     trees: tuple[Tree, ...]
     """The layers that it uses now."""
-    start_trees: tuple[Tree, ...]
-    env: dict[str, str]
-    user: str
-    directory: str
-    program: tuple[str, ...]
-    origin: StoredOrigin
-    build_id: str
+    start: KeptState
     in_memory: dict[int, tuple[int, int]]
     """The layers in memory that it uses: the size and the weight of each."""
     policy: bytes
@@ -71,11 +64,6 @@ class KeptSandbox(msgspec.Struct, frozen=True):
         return Recipe(self.image, (), self.services, self.variables, self.path)
 
     @property
-    def start(self) -> StartState:
-        defaults = command_defaults(self.env, self.user, self.directory, self.program)
-        return StartState(self.start_trees, defaults, self.origin, self.build_id)
-
-    @property
     def layers(self) -> set[int]:
         """The launcher's numbers of all layers that it needs, also for a reset."""
-        return {layer for _, layers in (*self.trees, *self.start_trees) for layer in layers}
+        return {layer for _, layers in (*self.trees, *self.start.trees) for layer in layers}

@@ -30,6 +30,7 @@ from dutyfree.engine.launcher import network_policy, protocol
 from dutyfree.engine.launcher.handle import SandboxHandle
 from dutyfree.engine.launcher.network import SandboxNetwork
 from dutyfree.engine.launcher.protocol import Frame, Tree
+from dutyfree.engine.layers.kept_state import KeptState
 from dutyfree.engine.layers.memory_layers import MemorySnapshots
 from dutyfree.engine.layers.named_snapshots import NamedSnapshots
 from dutyfree.engine.layers.start_state import StartState
@@ -258,13 +259,7 @@ class NativeSandbox(InitSandbox):
             number=self._lifecycle.handle.number,
             limits=self._limits,
             trees=self.trees,
-            start_trees=start.trees,
-            env=dict(start.defaults.environment),
-            user=start.defaults.user,
-            directory=start.defaults.directory,
-            program=start.defaults.program,
-            origin=start.origin,
-            build_id=start.build_id,
+            start=KeptState.of(start),
             in_memory=layers.sizes_of((*self.trees, *start.trees)),
             policy=self._network.policy,
             image=recipe.image,
