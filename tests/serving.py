@@ -32,7 +32,7 @@ def serving(state: Path, *arguments: str, listen: str = "127.0.0.1:0") -> Iterat
         found = re.search(r"serving sandboxes at (\S+);", line)
         assert found, line
         yield found[1]
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)  # after SIGTERM its sandboxes would go on
         assert process.wait(60) == 130
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
 import time
-from contextlib import AsyncExitStack
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
+import anyio.to_thread
 import msgspec
 from cyclopts import App, Parameter
 
@@ -18,10 +22,14 @@ from dutyfree.contract.errors import UsageError
 from dutyfree.server import listen, logs
 from dutyfree.server.admission import TenantLimits
 from dutyfree.server.service import Service, default_state
+from dutyfree.server.state_lock import locked
 from dutyfree.server.tokens import Tokens
 from dutyfree.server.tracing import Tracing
 
 token = App(name="token")
+
+DRAIN_SECONDS = 10.0
+"""How long a server that was told to stop waits for the calls that run."""
 
 
 def serve(
@@ -34,9 +42,13 @@ def serve(
     log_format: logs.Format = "logfmt",
     log_level: logs.Level = "info",
     log_commands: bool = False,
+    replace: bool = False,
     until_eof: bool = False,
 ) -> int:
     """Serve the sandboxes of this machine until Ctrl-C.
+
+    Ctrl-C ends the server and all sandboxes. After SIGTERM, or if the server is killed, the sandboxes go on
+    until their leases end, and the next server with the same state takes them over.
 
     Clients use them with the substrate 'hosted', or over HTTP with any program (docs/service.md). Without a
     token, only programs on this machine may use the server. As soon as a token exists, every client needs
@@ -48,6 +60,7 @@ def serve(
         dutyfree serve --listen unix:/run/dutyfree.sock --option image=debian:12
         dutyfree token create trainer
         dutyfree serve --listen 0.0.0.0:7800 --certificate server.pem --key server.key
+        dutyfree serve --replace
 
     Parameters
     ----------
@@ -67,47 +80,62 @@ def serve(
         'info' has sandboxes that come and go, and failures; 'debug' also every call.
     log_commands
         Let the log have the text of commands, which may contain secrets of clients.
+    replace
+        Take over from the server that runs with this state: it finishes its calls, and this one goes on.
     until_eof
-        End when standard input ends, for programs that start a server for themselves: it then ends with them.
+        End when standard input ends, for programs that start a server for themselves. The server and its
+        sandboxes then end with them.
     """
     if (certificate is None) != (key is None):
         raise UsageError("TLS needs both --certificate and --key")
     address = listen.Address(listen_)
     options = {name: option_values.value(text) for name, text in option_values.pairs(option, "--option", "=")}
+    state = state or default_state()
     logs.configure(log_format, log_level)
     tracing = Tracing.from_environment()
+    observing = partial(_observe, tracing=tracing, commands=log_commands)
     try:
-        settings = Settings(options, state or default_state(), certificate, key, until_eof, log_commands)
-        run_async(partial(_serve, address, settings, tracing))
+        with locked(state, replace=replace):
+            run_async(partial(_serve, address, options, state, certificate, key, until_eof, observing))
     finally:
         if tracing is not None:
             tracing.close()
     return 0
 
 
-class Settings(NamedTuple):
-    """What the command line says."""
-
-    options: dict[str, object]
-    state: Path
-    certificate: Path | None
-    key: Path | None
-    until_eof: bool
-    log_commands: bool
+def _observe(service: Service, *, tracing: Tracing | None, commands: bool) -> None:
+    service.calls.tracing, service.calls.commands = tracing, commands
 
 
-async def _serve(address: listen.Address, settings: Settings, tracing: Tracing | None) -> None:
-    async with Service.open(settings.state, settings.options) as service, AsyncExitStack() as stack:
-        service.calls.tracing, service.calls.commands = tracing, settings.log_commands
-        url = await stack.enter_async_context(
-            listen.serving(service, address, certificate=settings.certificate, key=settings.key)
-        )
-        console.show(f'serving sandboxes at {url}; to use them: dutyfree.open("hosted", url={url!r})')
-        if settings.until_eof:
-            while await console.read_chunk():
-                pass
-        else:
-            await asyncio.Event().wait()
+async def _serve(
+    address: listen.Address,
+    options: dict[str, object],
+    state: Path,
+    certificate: Path | None,
+    key: Path | None,
+    until_eof: bool,
+    observe: Callable[[Service], None],
+) -> None:
+    async with Service.open(state, options, keep=not until_eof) as service:
+        observe(service)
+        async with listen.serving(service, address, certificate=certificate, key=key) as url:
+            taken_over = f"; it took over {adopted} sandboxes" if (adopted := len(service.sandboxes)) else ""
+            usage = f'to use them: dutyfree.open("hosted", url={url!r})'
+            console.show(f"serving sandboxes at {url}; {usage}{taken_over}")
+            if until_eof:
+                while await console.read_chunk():
+                    pass
+                return
+            stopped = asyncio.Event()
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+            await stopped.wait()
+            await service.drain(DRAIN_SECONDS)
+        await service.sandboxes.leave()
+        if service.calls.tracing is not None:
+            await anyio.to_thread.run_sync(service.calls.tracing.close)
+        # The sandboxes stay, as if this process had been killed: so there is nothing to clean up.
+        sys.stdout.flush()
+        os._exit(0)
 
 
 def _tokens(state: Path | None) -> Tokens:

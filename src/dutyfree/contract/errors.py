@@ -40,6 +40,7 @@
         │   └── StageError         a stage of the recipe failed
         ├── ReadyError             ready: the sandbox was created, but its first command never ran
         ├── DispatchError          dispatch: the action could not be delivered, so it did not run
+        │   ├── Restarting         the server is being replaced: ask the next one
         │   └── SandboxClosed      the sandbox or its substrate is closed
         ├── ExecError              exec: the machinery failed while the action ran
         ├── CollectError           collect: the action ended, and its result was lost
@@ -410,6 +411,10 @@ class DispatchError(SubstrateError):
     """The action could not be delivered, so it did not run."""
 
     phase = "dispatch"
+
+
+class Restarting(DispatchError):  # noqa: N818 (names the state)
+    """The server is being replaced by another one, which goes on with the sandboxes. Ask that one."""
 
 
 class SandboxClosed(DispatchError):  # noqa: N818 (names the state)

@@ -7,9 +7,11 @@ scheduler to ``NativeSource``. Every other request goes to ``Node.create``. Both
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Mapping
+import struct
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -40,6 +42,7 @@ from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from dutyfree.engine.layers.build import LayerBuilder
 from dutyfree.engine.layers.build_request import BuildTrace
 from dutyfree.engine.layers.disk_bridge import DiskLayers
+from dutyfree.engine.layers.kept_state import KeptSnapshot
 from dutyfree.engine.layers.memory_layers import SNAPSHOT_SCHEME, MemoryLayers, MemorySnapshots
 from dutyfree.engine.layers.open_image import DaemonImage, OpenImages
 from dutyfree.engine.layers.recipe_layers import RecipeLayers
@@ -48,6 +51,7 @@ from dutyfree.engine.node_pool import DEFAULT_POLICY, NodePool, default_budget
 from dutyfree.engine.pool.native_source import NativeSource, Warmth
 from dutyfree.engine.pool.scheduler.values import Budget, Policy
 from dutyfree.engine.sandbox.factory import SandboxFactory
+from dutyfree.engine.sandbox.kept import KeptSandbox
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.engine.sandbox.snapshot import enter_all
 from dutyfree.engine.store.store import Store
@@ -196,19 +200,28 @@ class Node:
         daemon_image: DaemonImage,
         warmth: Warmth | None = None,
         timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        keeper: Path | None = None,
     ) -> Node:
         """Start the launcher, and prepare the parts of ``options.ready`` sandboxes.
+
+        ``keeper``: the path of a socket. Sandboxes with a lease outlive this process, and the next node with
+        the same path takes over the launcher: call ``sweep`` after it has adopted them.
 
         Raises Unavailable, OptionError for resolvers that cannot be used, and CreateError if what sandboxes
         write should go to disk and no file system can be made there.
         """
         resolvers = await anyio.to_thread.run_sync(_resolvers, options.resolvers)
-        spawn = partial(Launcher.spawn, Path(options.program), options.walls.flags)
-        launcher = Launcher(*await anyio.to_thread.run_sync(spawn))
+        launcher = await _former_launcher(keeper, options) if keeper is not None else None
+        is_new = launcher is None
+        if launcher is None:
+            spawn = partial(Launcher.spawn, Path(options.program), options.walls.flags)
+            launcher = Launcher(*await anyio.to_thread.run_sync(spawn))
         if not options.walls.full:
             _log.warning("sandboxes are not isolated (%s): run trusted code only", options.walls.level)
         try:
             host = await _greet(launcher, options.program)
+            if keeper is not None and is_new:
+                await launcher.keep(await anyio.to_thread.run_sync(Launcher.listen, keeper))
             storage = await DiskStorage.open(launcher, host) if options.storage == "disk" else None
             node = cls(options, launcher, host, resolvers, daemon_image, warmth, timeouts, storage)
             if storage is not None:
@@ -352,6 +365,24 @@ class Node:
             recipe=recipe.served_key(keys[-1]),
         )
 
+    def adopt(self, kept: KeptSandbox) -> AbstractAsyncContextManager[tuple[NativeSandbox, float]]:
+        """A sandbox of a former owner, and when its lease ends (``time.monotonic``).
+
+        The context raises CreateError if it has ended.
+        """
+        return self.factory.adopt(kept)
+
+    async def sweep(self, adopted: Iterable[KeptSandbox | KeptSnapshot]) -> int:
+        """End the sandboxes of a former owner but these, and remove all layers that nothing here needs.
+
+        Call it before the first request. Returns how many sandboxes were ended. Raises LauncherError.
+        """
+        layers = sorted(set[int]().union(*(one.layers for one in adopted)))
+        body = struct.pack(f"={len(layers)}I", *layers)
+        if len(body) > protocol.REQUEST_MAX - protocol.REQUEST.size:
+            return (await self.launcher.ask(Request.SWEEP, 1)).value  # too many to name: all layers stay
+        return (await self.launcher.ask(Request.SWEEP, 0, body)).value
+
     # --- What there is --------------------------------------------------------------------------------
 
     def sandbox_ids(self) -> list[str]:
@@ -374,6 +405,22 @@ def _copied(served: Served, recipe: Recipe) -> Served:
     return msgspec.structs.replace(served, kind="forked", stage=stage)
 
 
+async def _former_launcher(path: Path, options: NativeConfig) -> Launcher | None:
+    """The launcher that a former owner left, if it is of this version and isolates as these options say."""
+    connected = await anyio.to_thread.run_sync(Launcher.connect, path)
+    if connected is None:
+        return None
+    launcher = Launcher(None, connected)
+    with contextlib.suppress(LauncherError, Unavailable):
+        host = await _greet(launcher, options.program)
+        launcher.pid = host.pid
+        if host.without == (options.walls.flags or 0):
+            return launcher
+    _log.warning("sandboxes of another version or isolation stay until their leases end, without an owner")
+    launcher.leave()
+    return None
+
+
 async def _greet(launcher: Launcher, program: str) -> HostFeatures:
     """Ask the launcher what this host offers. Raises LauncherError, and Unavailable for another version."""
     hello = await launcher.ask(Request.HELLO)
@@ -387,7 +434,7 @@ async def _greet(launcher: Launcher, program: str) -> HostFeatures:
 
 async def _end(launcher: Launcher) -> None:
     with anyio.CancelScope(shield=True):
-        await anyio.to_thread.run_sync(launcher.disconnect().wait)
+        await anyio.to_thread.run_sync(launcher.disconnect())
 
 
 def _resolvers(addresses: tuple[str, ...]) -> tuple[network_policy.Resolver, ...]:

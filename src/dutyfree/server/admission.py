@@ -80,6 +80,10 @@ class Queue:
         else:
             self._waiting.pop(tenant, None)
 
+    def readmit(self, tenant: str, demand: Demand) -> None:
+        """Count what a tenant has already, within its limits or not."""
+        self.used[tenant] = self.used.get(tenant, NOTHING) + demand
+
     def release(self, tenant: str, demand: Demand) -> None:
         left = self.used[tenant] - demand
         if left.sandboxes > 0:
@@ -187,6 +191,11 @@ class Admission:
             return _UNKNOWN_WAIT
         interval = (times[-1] - times[0]) / (len(times) - 1)
         return min(max(interval * (self._queue.waiting(tenant) + 1), 1.0), _LONGEST_WAIT)
+
+    def readmit(self, tenant: str, demand: Demand) -> Callable[[], None]:
+        """Count a sandbox that a former server has admitted. Returns the function that gives it back."""
+        self._queue.readmit(tenant, demand)
+        return _once(lambda: self._give_back(tenant, demand))
 
     def _give_back(self, tenant: str, demand: Demand) -> None:
         times = self._given_back.setdefault(tenant, deque(maxlen=16))

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from dutyfree.contract.errors import DispatchError, DutyfreeError, Exhausted, UsageError
+from dutyfree.contract.errors import DispatchError, DutyfreeError, Exhausted, Restarting, UsageError
 from dutyfree.server.handlers import HANDLERS
 from dutyfree.server.observed import Origin, command_of
 from dutyfree.server.sandboxes import Held
@@ -242,6 +242,8 @@ class RunningCall:
         handler = HANDLERS.get(method)
         if handler is None:
             raise UsageError(f"there is no call {method[:80]!r}")
+        if self.service.draining:
+            raise Restarting("the server is being replaced by another one", remedy="connect again")
         self.service.quotas.check_call(self.tenant)
         try:
             arguments = codec.decode(self._call.arguments, self._type.arguments)

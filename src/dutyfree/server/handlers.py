@@ -130,6 +130,7 @@ async def create(context: Context, wanted: calls.Create) -> list[SandboxInfo]:
             admitted(context, demand, one if wanted.count is None else several, wanted.patience),
             wanted.labels,
             wanted.lease,
+            demand_of(service, limits, 1),
         ),
     )
     return [info(one) for one in held]
@@ -255,17 +256,23 @@ async def release(context: Context, _: Nothing) -> None:
 
 @_handles
 async def reset(context: Context, _: Nothing) -> None:
-    await context.held.sandbox.reset()
+    held = context.held
+    await held.sandbox.reset()
+    await context.service.sandboxes.save(held)
 
 
 @_handles
 async def pause(context: Context, _: Nothing) -> None:
-    await context.held.sandbox.pause()
+    held = context.held
+    await held.sandbox.pause()
+    await context.service.sandboxes.save(held)
 
 
 @_handles
 async def resume(context: Context, _: Nothing) -> None:
-    await context.held.sandbox.resume()
+    held = context.held
+    await held.sandbox.resume()
+    await context.service.sandboxes.save(held)
 
 
 @_handles
@@ -275,8 +282,10 @@ async def snapshot(context: Context, wanted: calls.Snapshot) -> WireRecipe:
             "a server keeps no snapshots with names",
             remedy="leave the name out: the snapshot stays in memory",
         )
-    recipe = await context.held.sandbox.snapshot()
-    return context.service.own_snapshot(context.tenant, recipe)
+    held = context.held
+    recipe = await held.sandbox.snapshot()
+    await context.service.sandboxes.save(held)  # its files may be in a layer now
+    return await context.service.own_snapshot(context.tenant, recipe)
 
 
 @_handles
@@ -297,20 +306,24 @@ async def fork(context: Context, wanted: calls.Fork) -> list[SandboxInfo]:
             admitted(context, demand, children, wanted.patience),
             parent.labels,
             wanted.lease,
+            demand_of(context.service, None, 1),
         ),
     )
+    await context.service.sandboxes.save(parent)  # a fork may have moved its files into a layer
     return [info(one) for one in held]
 
 
 @_handles
 async def set_network(context: Context, wanted: calls.SetNetwork) -> None:
-    sandbox = context.held.sandbox
+    held = context.held
+    sandbox = held.sandbox
     if not isinstance(sandbox, NetworkedSandbox):
         raise UsageError(
             "the network of a sandbox cannot change on this host", remedy="run the server as root"
         )
     policy = tenant_rules.allowed_network(context.tenant, wanted.policy, networked=True)
     await sandbox.set_network(policy)
+    await context.service.sandboxes.save(held)
 
 
 # --- Commands ---------------------------------------------------------------------------------------
@@ -446,9 +459,9 @@ async def _type(context: Context, opened: NativeTerminal) -> None:
 
 @_handles
 async def start(context: Context, wanted: calls.Start) -> ProcessInfo:
-    process = await context.held.sandbox.start(
-        wanted.command, cwd=wanted.cwd, env=wanted.env, stdin=wanted.stdin
-    )
+    held = context.held
+    process = await held.sandbox.start(wanted.command, cwd=wanted.cwd, env=wanted.env, stdin=wanted.stdin)
+    await context.service.sandboxes.save(held)
     return _process_info(process)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Iterable
 from time import perf_counter
 from typing import TypeVar
@@ -43,10 +44,19 @@ class Metrics:
         self._series: dict[tuple[str, str], tuple[Counter, Histogram]] = {}
         self._registry.register(_Held(sandboxes))
         sandboxes.on_change = self._changed
+        self._running = 0
+        self._waiting: asyncio.Event | None = None
+
+    async def idle(self) -> None:
+        """Wait until no call runs."""
+        self._waiting = asyncio.Event()
+        if self._running:
+            await self._waiting.wait()
 
     async def measured(self, call: str, work: Awaitable[T]) -> T:
         """Carry out a call, and count it: ``ok``, ``cancelled``, or whose fault its error is."""
         start, outcome = perf_counter(), "cancelled"
+        self._running += 1
         try:
             result = await work
             outcome = "ok"
@@ -54,6 +64,9 @@ class Metrics:
             outcome = verdict(error)
             raise
         finally:
+            self._running -= 1
+            if not self._running and self._waiting is not None:
+                self._waiting.set()
             self._count(call, outcome, perf_counter() - start)
         return result
 

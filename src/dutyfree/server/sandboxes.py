@@ -1,23 +1,36 @@
 """The sandboxes that clients hold: who has which one, until when, and what ends them.
 
 Each creation has a task that enters the engine's context and leaves it again, since a context must be left by
-the task that entered it. A sandbox ends when its client releases it, when its lease ends, or with the server.
+the task that entered it. A sandbox ends when its client releases it, when its lease ends, or with the server:
+unless the server has ``records``, by which the next one goes on with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 import anyio
 
-from dutyfree.contract.errors import DutyfreeError, LeaseEnded, LimitError, SandboxClosed, UsageError
+from dutyfree.contract.errors import (
+    CreateError,
+    DutyfreeError,
+    LeaseEnded,
+    LimitError,
+    SandboxClosed,
+    UsageError,
+)
+from dutyfree.engine.layers.kept_state import KeptSnapshot
+from dutyfree.engine.node import Node
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
+from dutyfree.server.admission import NOTHING, Admission, Demand, given_back
+from dutyfree.server.records import HeldRecord, Row, SandboxRecords
 
 Create = Callable[[], AbstractAsyncContextManager[Sequence[NativeSandbox]]]
 
@@ -32,15 +45,23 @@ class Held:
     """One sandbox that a client holds."""
 
     def __init__(
-        self, tenant: str, sandbox: NativeSandbox, creation: Creation, labels: Mapping[str, str], lease: float
+        self,
+        tenant: str,
+        sandbox: NativeSandbox,
+        creation: Creation,
+        labels: Mapping[str, str],
+        until: float,
+        demand: Demand = NOTHING,
     ) -> None:
+        """``until``: when its lease ends, as ``time.monotonic`` counts, and the event loop with it."""
         self.id = f"sb-{secrets.token_hex(8)}"
         self.tenant = tenant
+        self.demand = demand
         self.sandbox = sandbox
         self.creation = creation
         self.labels = dict(labels)
         self.created = time.time()
-        self.until = asyncio.get_running_loop().time() + lease
+        self.until = until
         self.released = False
         self.access_token = secrets.token_urlsafe(24)
         """Lets clients of E2B's wire into this sandbox, who name no tenant there."""
@@ -56,9 +77,10 @@ class Held:
 class Creation:
     """The sandboxes of one request, and the task that holds their context."""
 
-    def __init__(self, create: Create, request: tuple[str, str]) -> None:
+    def __init__(self, create: Create, request: tuple[str, str], fingerprint: bytes) -> None:
         """``request``: the tenant and its idempotency key."""
         self.request = request
+        self.fingerprint = fingerprint
         self._create = create
         self._leave = asyncio.Event()
         self.sandboxes: Sequence[NativeSandbox] = ()
@@ -106,7 +128,10 @@ class Creation:
 class _Request:
     """A creation with an idempotency key: those who ask with the same key wait for the same one."""
 
-    def __init__(self, key: tuple[str, str], fingerprint: bytes, task: asyncio.Task[list[Held]]) -> None:
+    def __init__(
+        self, key: tuple[str, str], fingerprint: bytes, task: asyncio.Task[list[Held]] | None
+    ) -> None:
+        """``task`` is None for sandboxes that ended before the server was started."""
         self.key = key
         self.fingerprint = fingerprint
         self.task = task
@@ -116,13 +141,14 @@ class _Request:
 class Sandboxes:
     """All sandboxes of all tenants."""
 
-    def __init__(self) -> None:
+    def __init__(self, records: SandboxRecords | None = None) -> None:
+        self._records = records
         self._held: dict[str, Held] = {}
         self._requests: dict[tuple[str, str], _Request] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._background: set[asyncio.Task[None]] = set()
         self.on_change: Callable[[str, Held], None] = lambda _event, _held: None
-        """Called with ``created``, ``released`` or ``expired``."""
+        """Called with ``created``, ``adopted``, ``released`` or ``expired``."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -157,12 +183,15 @@ class Sandboxes:
         create: Create,
         labels: Mapping[str, str],
         lease: float,
+        demand: Demand = NOTHING,
     ) -> list[Held]:
         """Create sandboxes, or return those of the same request. Raises what the creation raises.
 
-        ``fingerprint`` is the whole request: another one with the same key is a mistake.
+        ``fingerprint`` is the whole request: another one with the same key is a mistake. ``demand`` is what
+        each of them counts.
         """
         check_lease(lease)
+        fingerprint = hashlib.sha256(fingerprint).digest()
         request = self._requests.get((tenant, key))
         if request is not None and request.fingerprint != fingerprint:
             raise UsageError(
@@ -170,14 +199,14 @@ class Sandboxes:
                 remedy="use a new key for each",
             )
         if request is None:
-            creation = Creation(create, (tenant, key))
-            task = asyncio.create_task(self._create(tenant, creation, labels, lease))
+            creation = Creation(create, (tenant, key), fingerprint)
+            task = asyncio.create_task(self._create(tenant, creation, labels, lease, demand))
             request = self._requests[tenant, key] = _Request((tenant, key), fingerprint, task)
             task.add_done_callback(lambda done: self._answered(tenant, key, done))
         request.waiters += 1
         try:
-            members = await asyncio.shield(request.task)
-            if members and all(member.released for member in members):
+            members = [] if request.task is None else await asyncio.shield(request.task)
+            if request.task is None or (members and all(member.released for member in members)):
                 raise LeaseEnded(f"the lease {key[:80]!r} has ended", remedy="use a new key for a new lease")
             return members
         except asyncio.CancelledError:
@@ -190,6 +219,7 @@ class Sandboxes:
     async def _abandon(self, request: _Request) -> None:
         """Stop a creation, or end the sandboxes that it has made."""
         self._requests.pop(request.key, None)  # who asks from now on gets a creation of its own
+        assert request.task is not None
         with anyio.CancelScope(shield=True):
             request.task.cancel()
             await asyncio.wait([request.task])
@@ -208,20 +238,95 @@ class Sandboxes:
             del self._requests[tenant, key]
 
     async def _create(
-        self, tenant: str, creation: Creation, labels: Mapping[str, str], lease: float
+        self, tenant: str, creation: Creation, labels: Mapping[str, str], lease: float, demand: Demand
     ) -> list[Held]:
         try:
             await creation.entered()
+            until = asyncio.get_running_loop().time() + lease
+            members = [
+                Held(tenant, sandbox, creation, labels, until, demand) for sandbox in creation.sandboxes
+            ]
+            creation.members.extend(members)
+            for held in members:
+                await self.save(held)
         except asyncio.CancelledError:
             await creation.end()
             raise
-        for sandbox in creation.sandboxes:
-            held = Held(tenant, sandbox, creation, labels, lease)
-            creation.members.append(held)
-            self._held[held.id] = held
-            self._arm(held)
-            self.on_change("created", held)
+        for held in members:
+            self._add(held, "created")
         return creation.members
+
+    def _add(self, held: Held, event: str) -> None:
+        self._held[held.id] = held
+        self._arm(held)
+        self.on_change(event, held)
+
+    # --- Records ----------------------------------------------------------------------------------------
+
+    async def save(self, held: Held) -> None:
+        """Write down what has changed, so that the next server goes on with it."""
+        if self._records is None or held.released:
+            return
+        creation, kept = held.creation, held.sandbox.kept(held.labels)
+        record = HeldRecord(kept, held.created, held.access_token, held.template, held.demand)
+        await self._records.save(Row(held.id, *creation.request, creation.fingerprint, record))
+        # After that: a sandbox with a lease that no record names would be lost.
+        held.sandbox.set_lease(held.until)
+
+    async def restore(self, node: Node, admission: Admission, snapshots: Sequence[KeptSnapshot]) -> None:
+        """Go on with the sandboxes of a former server, and end all others that it left.
+
+        ``snapshots``: those that were adopted, whose layers stay.
+        """
+        if self._records is None:
+            return
+        requests: dict[tuple[str, str], list[Row]] = {}
+        for row in await anyio.to_thread.run_sync(self._records.load):
+            requests.setdefault((row.tenant, row.key), []).append(row)
+        for request, rows in requests.items():
+            await self._restore_request(node, admission, request, rows)
+        kept = [held.sandbox.kept(held.labels) for held in self._held.values()]
+        await node.sweep([*kept, *snapshots])
+
+    async def _restore_request(
+        self, node: Node, admission: Admission, request: tuple[str, str], rows: list[Row]
+    ) -> None:
+        tenant, _ = request
+        found: list[tuple[Row, HeldRecord, float]] = []
+
+        @asynccontextmanager
+        async def living() -> AsyncIterator[Sequence[NativeSandbox]]:
+            async with AsyncExitStack() as stack:
+                sandboxes = []
+                for row in rows:
+                    if row.record is None:
+                        continue
+                    try:
+                        adopting = node.adopt(row.record.sandbox)
+                        sandbox, until = await stack.enter_async_context(adopting)
+                    except CreateError:
+                        assert self._records is not None
+                        self._records.end(row.id)
+                        continue
+                    stack.enter_context(given_back(admission.readmit(tenant, row.record.demand)))
+                    sandboxes.append(sandbox)
+                    found.append((row, row.record, until))
+                yield sandboxes
+
+        creation = Creation(living, request, rows[0].fingerprint)
+        await creation.entered()
+        for sandbox, (row, record, until) in zip(creation.sandboxes, found, strict=True):
+            labels = record.sandbox.labels
+            held = Held(tenant, sandbox, creation, labels, until, record.demand)
+            held.id, held.created, held.access_token = row.id, record.created, record.access_token
+            held.template = record.template
+            creation.members.append(held)
+            self._add(held, "adopted")
+        if not creation.members:
+            await creation.end()
+        self._requests[request] = _Request(
+            request, rows[0].fingerprint, asyncio.create_task(_members(creation)) if found else None
+        )
 
     # --- Leases -----------------------------------------------------------------------------------------
 
@@ -231,6 +336,8 @@ class Sandboxes:
         until = asyncio.get_running_loop().time() + lease
         earlier = until < held.until
         held.until = until
+        if self._records is not None:
+            held.sandbox.set_lease(until)
         if earlier:  # the timer of a longer lease would come too late
             self._timers.pop(held.id).cancel()
             self._arm(held)
@@ -260,6 +367,8 @@ class Sandboxes:
             return
         held.released = True
         self._held.pop(held.id, None)
+        if self._records is not None:
+            self._records.end(held.id)
         if (timer := self._timers.pop(held.id, None)) is not None:
             timer.cancel()
         self.on_change("released", held)
@@ -270,12 +379,18 @@ class Sandboxes:
         else:
             await held.sandbox.end_processes()
 
+    async def leave(self) -> None:
+        """Wait until all records are written, so that another server can go on."""
+        if self._records is not None:
+            await self._records.written()
+
     async def close(self) -> None:
         """End all sandboxes."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        requests = [request.task for request in self._requests.values() if not request.task.done()]
+        tasks = [request.task for request in self._requests.values()]
+        requests = [task for task in tasks if task is not None and not task.done()]
         for task in requests:
             task.cancel()
         if requests:
@@ -283,6 +398,10 @@ class Sandboxes:
         await asyncio.gather(
             *(self._release_quietly(held) for held in list(self._held.values())), *self._background
         )
+
+
+async def _members(creation: Creation) -> list[Held]:
+    return creation.members
 
 
 def check_lease(lease: float) -> None:

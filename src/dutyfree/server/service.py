@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import dutyfree
+import anyio
+import anyio.to_thread
+
 from dutyfree import paths
 from dutyfree.contract import Recipe
 from dutyfree.contract.errors import RecipeError
+from dutyfree.engine.layers.kept_state import KeptSnapshot
 from dutyfree.engine.layers.memory_layers import SNAPSHOT_SCHEME
 from dutyfree.server import tenant_rules
 from dutyfree.server.admission import Admission
@@ -19,41 +23,59 @@ from dutyfree.server.metrics import Metrics
 from dutyfree.server.observed import CallObserver
 from dutyfree.server.quotas import Quotas
 from dutyfree.server.readiness import Readiness
-from dutyfree.server.sandboxes import Sandboxes
+from dutyfree.server.records import SandboxRecords
+from dutyfree.server.sandboxes import REMEMBERED, Sandboxes
 from dutyfree.server.tokens import Tokens
-from dutyfree.substrates.native import Native
+from dutyfree.substrates import registry
+from dutyfree.substrates.native import Native, NativeConfig
 from dutyfree.wire.recipes import WireRecipe, from_wire, to_wire
 
 
 class Service:
     """What a server does, apart from HTTP. Made by ``Service.open``."""
 
-    def __init__(self, native: Native, tokens: Tokens, state: Path) -> None:
+    def __init__(
+        self, native: Native, tokens: Tokens, state: Path, records: SandboxRecords | None = None
+    ) -> None:
         self.native = native
         self.tokens = tokens
-        self.sandboxes = Sandboxes()
+        self._records = records
+        self.sandboxes = Sandboxes(records)
         self.metrics = Metrics(self.sandboxes)
         self.admission = Admission(tokens.limits)
         self.calls = CallObserver(self.metrics)
         self.quotas = Quotas()
         self.readiness = Readiness(native, state)
         self.files = TenantFiles(state / "files")
+        self.draining = False
+        """Whether no further calls are taken, because another server is about to go on."""
         self._snapshots: dict[str, str] = {}
         """The tenant that owns each snapshot, by the image of its recipe."""
 
     @staticmethod
     @asynccontextmanager
-    async def open(state: Path, options: dict[str, Any]) -> AsyncIterator[Service]:
+    async def open(state: Path, options: dict[str, Any], *, keep: bool = False) -> AsyncIterator[Service]:
         """Open the engine with these options; ``state`` is the directory of tokens and files.
 
-        Raises OptionError, Unavailable.
+        ``keep``: the next server with the same state goes on with the sandboxes, if this process is killed.
+        The end of the context ends them. Raises OptionError, Unavailable.
         """
         state.mkdir(parents=True, exist_ok=True, mode=0o700)  # noqa: ASYNC240 (before it serves)
-        with Tokens(state / "server.sqlite") as tokens:
+        with contextlib.ExitStack() as stack:
+            tokens = stack.enter_context(Tokens(state / "server.sqlite"))
             if tokens.exist():  # stages are commands of tenants, too
                 options = {"stage_network": tenant_rules.stage_network(), **options}
-            async with dutyfree.open("native", **options) as native:
-                service = Service(native, tokens, state)
+            _, config = registry.configure("native", options)
+            assert isinstance(config, NativeConfig)
+            records = None
+            if keep:
+                records = stack.enter_context(SandboxRecords(state / "sandboxes.sqlite", REMEMBERED))
+            native = Native(config, keeper=state / "launcher.sock" if keep else None)
+            async with native:
+                service = Service(native, tokens, state, records)
+                await service.sandboxes.restore(
+                    native.node, service.admission, await service.restore_snapshots()
+                )
                 try:
                     yield service
                 finally:
@@ -63,6 +85,12 @@ class Service:
     def networked(self) -> bool:
         """Whether sandboxes have networks of their own."""
         return self.native.node.factory.networked
+
+    async def drain(self, seconds: float) -> None:
+        """Take no further calls, and wait for those that run, at most so long."""
+        self.draining = self.readiness.draining = True
+        with anyio.move_on_after(seconds):
+            await self.metrics.idle()
 
     async def recipe(self, tenant: str, wanted: WireRecipe) -> Recipe:
         """The recipe that a tenant asks for. Raises RecipeError for what the tenant may not use."""
@@ -78,10 +106,24 @@ class Service:
             raise RecipeError(f"the server does not have the files {missing[0]}", remedy="send them first")
         return from_wire(wanted, lambda digest: self.files.path(tenant, digest))
 
-    def own_snapshot(self, tenant: str, recipe: Recipe) -> WireRecipe:
+    async def restore_snapshots(self) -> list[KeptSnapshot]:
+        """Go on with the snapshots of a former server, if its launcher still has them."""
+        adopted = []
+        if self._records is not None:
+            for tenant, kept in await anyio.to_thread.run_sync(self._records.load_snapshots):
+                if self.native.node.launcher.is_former:
+                    self.native.node.snapshots.adopt(kept)
+                    self._snapshots[kept.image] = tenant
+                    await self._records.save_snapshot(tenant, kept)
+                    adopted.append(kept)
+        return adopted
+
+    async def own_snapshot(self, tenant: str, recipe: Recipe) -> WireRecipe:
         """Let the tenant use a snapshot."""
         assert recipe.image is not None
         self._snapshots[recipe.image] = tenant
+        if self._records is not None:
+            await self._records.save_snapshot(tenant, self.native.node.snapshots.kept(recipe.image))
         return to_wire(recipe)[0]
 
     def forget_snapshot(self, tenant: str, wanted: WireRecipe) -> None:
@@ -90,6 +132,8 @@ class Service:
             raise RecipeError("there is no such snapshot")
         self.native.forget(Recipe(wanted.image))
         del self._snapshots[wanted.image]
+        if self._records is not None:
+            self._records.forget_snapshot(wanted.image)
 
 
 def default_state() -> Path:

@@ -50,7 +50,10 @@ class Native:
     pool_warmth: ClassVar[Warmth | None] = None
     """The last stage that idle sandboxes and layers may have; None for all stages."""
 
-    def __init__(self, config: NativeConfig, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> None:
+    def __init__(
+        self, config: NativeConfig, timeouts: Timeouts = DEFAULT_TIMEOUTS, keeper: Path | None = None
+    ) -> None:
+        """``keeper``: see ``Node.open``."""
         create.check_limits(config.limits, on_disk=config.storage == "disk")
         try:
             config.walls.refuse_limits(config.limits)
@@ -58,6 +61,7 @@ class Native:
             raise OptionError(error.message, remedy=error.remedy) from error
         self._config = config
         self._timeouts = timeouts
+        self._keeper = keeper
         self._node: Node | None = None
         self._is_open = False
 
@@ -77,7 +81,9 @@ class Native:
     async def __aenter__(self) -> Self:
         refuse_second_entry(self._is_open, self.name)
         require(await self.probe(self._config), "native")
-        self._node = await Node.open(self._config, _daemon_image, self.pool_warmth, self._timeouts)
+        self._node = await Node.open(
+            self._config, _daemon_image, self.pool_warmth, self._timeouts, self._keeper
+        )
         own_network = self.features.mode == "root" and not self._config.walls.shares_network
         self.host_address = network_policy.HOST if own_network else "127.0.0.1"
         self._is_open = True

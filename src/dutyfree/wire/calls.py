@@ -256,3 +256,11 @@ CALLS: dict[str, CallType] = {
     "connect": CallType(Port, None, bytes, bytes),
 }
 """By name. docs/service.md describes each."""
+
+REPEATABLE = (
+    *("create", "fork"),  # they have an idempotency key
+    *("keep_alive", "sandboxes", "prepare", "prefetch", "facts", "missing", "release"),
+    *("read", "write", "list", "search", "processes", "attach", "process_wait", "services"),
+    *("reset", "pause", "resume", "set_network"),
+)
+"""Calls that a client may make again if it does not know whether the server has carried them out."""

@@ -36,6 +36,7 @@ class LauncherProcess(msgspec.Struct, frozen=True):
     pid: int
     numbers: tuple[int, ...]
     owner: int
+    """0 if it waits for a new owner, since its sandboxes outlive the former one."""
     program: str
     isolated: bool = True
     """False if parts of the isolation are switched off for its sandboxes."""
@@ -103,9 +104,10 @@ def _candidates(processes: Iterable[Stat]) -> list[LauncherProcess]:
             continue
         numbers = tuple(int(number) for number in proc.field(status, "NSpid", str(process.pid)).split())
         # Its last argument is FD, or FD:WALLS if walls are switched off (init/main.c).
-        isolated = ":" not in _command_line(process.pid)
-        program = _command_line(process.parent)
-        found.append(LauncherProcess(process.pid, numbers, process.parent, program, isolated))
+        command, _, adopter = _command_line(process.pid).partition(" owner ")
+        owner = int(adopter) if adopter.isdigit() else process.parent
+        program = _command_line(owner) if owner else "(no owner: they end with their leases)"
+        found.append(LauncherProcess(process.pid, numbers, owner, program, ":" not in command))
     return found
 
 

@@ -20,6 +20,10 @@ class HostFeatures(msgspec.Struct, frozen=True):
     """Whether a sandbox drops its owner's groups. Without root and without a range of ids it cannot."""
     freezer: bool = False
     """Whether the kernel can freeze processes without their notice."""
+    pid: int = 0
+    """The process id of the launcher."""
+    without: int = 0
+    """The isolation that the launcher leaves out: ``protocol.WallFlag``."""
 
     @property
     def counts_processes(self) -> bool:

@@ -165,16 +165,27 @@ async def directory(launcher: Launcher, root: Path) -> tuple[Tree, ...]:
     return await stack(launcher, [root])
 
 
-async def stack(launcher: Launcher, layers: Sequence[Path], workdir: str = "") -> tuple[Tree, ...]:
-    """The layers of an image, the uppermost first, below a layer of ours. Raises CreateError."""
+async def stack(
+    launcher: Launcher, layers: Sequence[Path], workdir: str = "", locks: Sequence[int] = ()
+) -> tuple[Tree, ...]:
+    """The layers of an image, the uppermost first, below a layer of ours. Raises CreateError.
+
+    ``locks``: descriptors that keep the layers on disk, for a launcher that outlives its owner.
+    """
     top = await _scratch(launcher, partial(_fill_top, layers=layers, workdir=workdir))
-    return (("", (top, *[await layer(launcher, path) for path in layers])),)
+    held = [*locks, *[None] * (len(layers) - len(locks))]
+    below = [await layer(launcher, path, lock) for path, lock in zip(layers, held, strict=True)]
+    return (("", (top, *below)),)
 
 
-async def layer(launcher: Launcher, path: Path) -> int:
-    """Register a directory of this machine as a layer at the launcher. Raises CreateError."""
+async def layer(launcher: Launcher, path: Path, lock: int | None = None) -> int:
+    """Register a directory of this machine as a layer at the launcher. Raises CreateError.
+
+    A launcher that outlives its owner holds ``lock``, the lock of the layer, as long as it has the layer.
+    """
     try:
-        return (await launcher.ask(Request.LAYER, 0, os.fsencode(path) + b"\0")).value
+        held = lock if launcher.keeps else None
+        return (await launcher.ask(Request.LAYER, 0, os.fsencode(path) + b"\0", held)).value
     except LauncherError as error:
         raise CreateError(f"{path} cannot be used as a layer: {error.message}") from error
 

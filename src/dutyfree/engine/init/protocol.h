@@ -11,7 +11,7 @@
 #include <errno.h>
 #include <stdint.h>
 
-#define PROTOCOL_VERSION 2
+#define PROTOCOL_VERSION 3
 
 /* --- Owner and launcher -------------------------------------------------------------------------- */
 
@@ -25,7 +25,7 @@
 /* [1] One layer for each tree. EBUSY if a copy is cheaper or /dev/shm has files; a non-empty body forces it. */
 enum request_kind {
 	REQUEST_HELLO = 1,          /* → reply.value = PROTOCOL_VERSION, text = cgroups, mode and ids of this host */
-	REQUEST_LAYER = 2,          /* text = directory on the host → reply.value = layer number */
+	REQUEST_LAYER = 2,          /* text = directory on the host; fd = its lock, to be held → reply.value = layer number */
 	REQUEST_SCRATCH = 3,        /* → reply.value = number of a new empty layer, fd = its directory, to be filled */
 	REQUEST_REMOVE_LAYER = 4,   /* number = layer. New sandboxes cannot use it any more */
 	REQUEST_CREATE = 5,         /* struct create, label → reply.value = sandbox number, fds = socket, pidfd */
@@ -33,6 +33,10 @@ enum request_kind {
 	REQUEST_SLOTS = 8,          /* number = how many slots to keep prepared */
 	REQUEST_DISK = 9,           /* fd = directory on the host for images of file systems. Once, not rootless */
 	REQUEST_TEMPLATE = 10,      /* u64 disk limit; fd = image of an empty ext4 of that size, to be copied */
+	REQUEST_KEEP = 11,          /* fd = listening SOCK_SEQPACKET socket, before the first sandbox (keep.c). No fd: stop */
+	REQUEST_LEASE = 12,         /* number = sandbox; u64: CLOCK_MONOTONIC nanoseconds until which it outlives the owner */
+	REQUEST_ADOPT = 13,         /* number = sandbox of a former owner → u64 lease; fds = new socket, pidfd */
+	REQUEST_SWEEP = 14,         /* u32… layers to keep, all with number = 1: end the sandboxes that were not adopted, remove other layers */
 	REQUEST_FREEZE = 30,        /* number = sandbox. The reply comes when all its processes are frozen */
 	REQUEST_THAW = 31,          /* number = sandbox */
 	REQUEST_NETWORK = 20,       /* number = sandbox; struct network, rules. No body: close its network */
@@ -211,6 +215,7 @@ enum frame_kind {
 	FRAME_DONE = 36,    /* i32 errno, then the result */
 	FRAME_STARTED = 37, /* fd: the owner's side of the terminal */
 	FRAME_TAKEN = 38,   /* u32: bytes of input that were taken, so that more may be sent; 0: nobody reads it */
+	FRAME_ADOPTED = 39, /* u32…: ids of the commands that still run, for a new owner. The ends of others came before */
 };
 
 /* A file operation met a pipe, socket or device instead of a regular file. */

@@ -1,7 +1,7 @@
 """Start the launcher, one process per open substrate, and send requests to it over a socket.
 
 However the owner ends, its end of the socket closes. Then the launcher kills every sandbox, removes what it
-made, and exits.
+made, and exits. A launcher that keeps sandboxes (``keep``) waits for a new owner while they have leases.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ import asyncio
 import contextlib
 import itertools
 import os
+import secrets
+import select
 import socket
 import struct
 import subprocess
 from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,14 +65,29 @@ def layers_of(reply: Reply) -> tuple[int, ...]:
     return struct.unpack_from(f"={reply.value}I", reply.text, protocol.SNAPSHOT_USAGE.size)
 
 
+@contextlib.contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """A name of the path for a socket, which may have 107 bytes only."""
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
 class Launcher:
     """The connection to one launcher. It belongs to the event loop in which it was created."""
 
-    def __init__(self, process: subprocess.Popen[bytes], ours: socket.socket) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | None, ours: socket.socket) -> None:
+        """``process`` is None for a launcher of a former owner."""
         self._process = process
+        self.pid = 0 if process is None else process.pid
+        self.keeps = process is None
+        """Whether sandboxes with a lease outlive the owner."""
         self._socket = ours
         self._loop = asyncio.get_running_loop()
-        self._serials = itertools.count(1)
+        # Not from 1: replies to requests of a former owner may still come.
+        self._serials = itertools.count(1 if process is not None else secrets.randbits(31))
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._unsent: deque[tuple[bytes, int | None]] = deque()
         self._gone = ""
@@ -80,8 +98,49 @@ class Launcher:
         fork_guard.bind(self)
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
+    def is_former(self) -> bool:
+        """Whether another owner started it."""
+        return self._process is None
+
+    @staticmethod
+    def connect(path: Path) -> socket.socket | None:
+        """Connect to the launcher that a former owner left at this path; None if there is none."""
+        ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with _short(path) as name:
+                ours.connect(name)
+        except OSError:
+            ours.close()
+            return None
+        ours.setblocking(False)
+        return ours
+
+    @staticmethod
+    def listen(path: Path) -> socket.socket:
+        """A socket at which a new owner finds the launcher; only this user can connect. Blocks.
+
+        Raises Unavailable.
+        """
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            path.unlink(missing_ok=True)
+            with _short(path) as name:
+                listener.bind(name)
+            path.chmod(0o600)
+            listener.listen(1)
+        except OSError as error:
+            listener.close()
+            raise Unavailable(f"native: cannot listen at {path}: {error.strerror or error}") from error
+        return listener
+
+    async def keep(self, listener: socket.socket) -> None:
+        """Let sandboxes with a lease outlive this process. ``listen`` gives the socket.
+
+        Raises LauncherError.
+        """
+        with listener:
+            await self.ask(Request.KEEP, 0, b"", listener.fileno())
+        self.keeps = True
 
     @staticmethod
     def spawn(
@@ -145,10 +204,10 @@ class Launcher:
                 self._abandon(kind, answer)
             raise
 
-    def tell(self, kind: Request, number: int) -> None:
+    def tell(self, kind: Request, number: int, body: bytes = b"") -> None:
         """Send a request without waiting for the reply. Does nothing if the launcher is gone."""
         with contextlib.suppress(LauncherError):
-            _, done = self._post(kind, number, b"")
+            _, done = self._post(kind, number, body)
             done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
     def _post(
@@ -241,8 +300,28 @@ class Launcher:
         with contextlib.suppress(OSError):
             self._socket.close()
 
-    def disconnect(self) -> subprocess.Popen[bytes]:
-        """Close the connection: the launcher cleans up and exits. Returns its process, to wait for."""
-        self._lost("the substrate is closed")
+    def leave(self) -> None:
+        """Close the connection. Sandboxes with a lease stay."""
+        self._lost("the connection is closed")
         self._socket.close()
-        return self._process
+
+    def disconnect(self) -> Callable[[], object]:
+        """Close the connection: the launcher cleans up and exits. Returns what waits for its end, and blocks.
+
+        Also a launcher that keeps sandboxes ends then: call it only if they shall end.
+        """
+        if self.keeps:
+            self.tell(Request.KEEP, 0)
+        self.leave()
+        return self._process.wait if self._process is not None else self._wait
+
+    def _wait(self) -> None:
+        """Wait for the end of a process that is not our child."""
+        try:
+            ended = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        try:
+            select.select([ended], [], [])
+        finally:
+            os.close(ended)

@@ -96,6 +96,21 @@ class SandboxCreator:
         )
         return socket.socket(fileno=connected), handle
 
+    async def adopt(self, identity: str, number: int) -> tuple[socket.socket, SandboxHandle, float]:
+        """A sandbox of a former owner, and when its lease ends (``time.monotonic``). Raises CreateError."""
+        try:
+            reply = await self._launcher.ask(Request.ADOPT, number)
+        except LauncherError as error:
+            raise CreateError(f"sandbox {identity} cannot be adopted: {error.message}") from error
+        connected, *rest = reply.descriptors
+        for descriptor in rest:
+            os.close(descriptor)
+        (until,) = protocol.NANOSECONDS.unpack(reply.text)
+        handle = SandboxHandle(
+            self._launcher, number, identity, freezer=self._features.freezer, timeouts=self._timeouts
+        )
+        return socket.socket(fileno=connected), handle, until / 1e9
+
 
 def spans(asked: float, begun: float, times: tuple[int, ...]) -> tuple[Span, ...]:
     """The spans of a creation; ``times`` are those that init reports."""

@@ -88,6 +88,9 @@ class DiskStorage:
             ) from error
         try:
             await launcher.ask(Request.DISK, 0, b"", descriptor)
+        except LauncherError as error:
+            if error.number != errno.EEXIST:  # it has it from a former owner
+                raise
         finally:
             os.close(descriptor)
         return storage

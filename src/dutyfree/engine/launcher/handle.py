@@ -69,6 +69,10 @@ class SandboxHandle:
         """Thaw the processes soon. Does nothing if the launcher, and so the sandbox, is gone."""
         self._launcher.tell(Request.THAW, self.number)
 
+    def set_lease(self, until: float) -> None:
+        """Let it outlive its owner until then, as ``time.monotonic`` counts."""
+        self._launcher.tell(Request.LEASE, self.number, protocol.NANOSECONDS.pack(int(until * 1e9)))
+
     def give_up(self) -> None:
         """Destroy it, without waiting for the end."""
         self._launcher.tell(Request.DESTROY, self.number)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from enum import IntEnum, IntFlag
 
-VERSION = 2
+VERSION = 3
 
 
 class Request(IntEnum):
@@ -24,6 +24,10 @@ class Request(IntEnum):
     SLOTS = 8
     DISK = 9
     TEMPLATE = 10
+    KEEP = 11
+    LEASE = 12
+    ADOPT = 13
+    SWEEP = 14
     FREEZE = 30
     THAW = 31
     NETWORK = 20
@@ -96,6 +100,7 @@ class Frame(IntEnum):
     DONE = 36
     STARTED = 37
     TAKEN = 38
+    ADOPTED = 39
 
 
 SPARE = 1

@@ -48,7 +48,7 @@ class DiskLayers:
     async def open(self, lease: LayerLease, count: int) -> tuple[int, ...]:
         """The launcher's layers for a layer of the store, one for each file system. Raises CreateError."""
         parts = [lease.tree / str(index) for index in range(count)]
-        return tuple([await rootfs.layer(self.launcher, part) for part in parts])
+        return tuple([await rootfs.layer(self.launcher, part, lease.descriptor) for part in parts])
 
     def keep(self, leases: Sequence[LayerLease]) -> None:
         """Keep these leases until ``close``, one for each layer."""

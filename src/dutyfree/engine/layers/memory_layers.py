@@ -10,7 +10,7 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -20,6 +20,7 @@ from dutyfree.engine.launcher import disk_storage, protocol
 from dutyfree.engine.launcher.client import Launcher, layers_of
 from dutyfree.engine.launcher.disk_storage import DiskStorage
 from dutyfree.engine.launcher.protocol import Request, Tree
+from dutyfree.engine.layers.kept_state import KeptSnapshot, KeptState
 from dutyfree.engine.layers.start_state import StartState
 
 SNAPSHOT_SCHEME = "snapshot:"
@@ -65,6 +66,19 @@ class MemoryLayers:
     def is_unused(self, trees: Sequence[Tree]) -> bool:
         """Whether the uppermost layers have one user at most: the cache, but no sandbox."""
         return all(self._users[layers[0]] <= 1 for _, layers in trees)
+
+    def sizes_of(self, trees: Sequence[Tree]) -> dict[int, tuple[int, int]]:
+        """The size and the weight of each of these layers that is in memory."""
+        counted = {layer for layer in self._counted(trees) if layer in self._sizes}
+        return {layer: (self._sizes[layer], self._weights.get(layer, 0)) for layer in counted}
+
+    def adopt(self, trees: Sequence[Tree], in_memory: Mapping[int, tuple[int, int]]) -> None:
+        """Count layers that the launcher has from a former owner. They go with their last user."""
+        for layer in {layer for _, layers in trees for layer in layers}:
+            if layer in in_memory:
+                self._sizes[layer], self._weights[layer] = in_memory[layer]
+            else:
+                self._on_disk.setdefault(layer, lambda _: None)
 
     def hold(self, trees: Sequence[Tree]) -> None:
         """Add a user to all these layers."""
@@ -191,6 +205,19 @@ class MemorySnapshots:
         snapshot = MemorySnapshot(recipe, self.layers.size_of(state.trees), time.time())
         self._known[recipe.image or ""] = snapshot, state
         return recipe
+
+    def kept(self, image: str) -> KeptSnapshot:
+        """A snapshot on record, for a new owner of the launcher."""
+        snapshot, state = self._known[image]
+        return KeptSnapshot(image, KeptState.of(state), self.layers.sizes_of(state.trees), snapshot.made)
+
+    def adopt(self, kept: KeptSnapshot) -> None:
+        """A snapshot that a former owner of the launcher took."""
+        state = kept.start.state
+        self.layers.adopt(state.trees, kept.in_memory)
+        self.layers.hold(state.trees)
+        snapshot = MemorySnapshot(Recipe(kept.image), self.layers.size_of(state.trees), kept.made)
+        self._known[kept.image] = snapshot, state
 
     def state(self, image: str) -> StartState:
         """Raises CreateError if there is no such snapshot."""

@@ -126,7 +126,8 @@ class NamedSnapshots:
         settings = made.settings
         if made.mounted:
             layers = [leases[key].tree for key in made.mounted]
-            trees = await rootfs.stack(self._disk.launcher, layers, settings.workdir)
+            locks = [leases[key].descriptor for key in made.mounted]
+            trees = await rootfs.stack(self._disk.launcher, layers, settings.workdir, locks)
             origin = StoredOrigin(made.image, made.identity, made.mounted, (), trees)
         else:
             origin = (await self._open_image(made.image)).origin

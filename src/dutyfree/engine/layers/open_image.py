@@ -96,7 +96,8 @@ class OpenImages:
         Store().sync_in_background(held.image.keys)
         layers = [lease.tree for lease in held.leases]
         settings = held.image.settings
-        trees = await rootfs.stack(self._launcher, layers, settings.workdir)
+        locks = [lease.descriptor for lease in held.leases]
+        trees = await rootfs.stack(self._launcher, layers, settings.workdir, locks)
         home = await anyio.to_thread.run_sync(overlay.home_variable, layers, settings.user)
         defaults = command_defaults(
             {**home, **settings.env}, settings.user, settings.workdir, settings.program

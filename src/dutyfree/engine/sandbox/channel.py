@@ -11,7 +11,9 @@ import contextlib
 import errno
 import itertools
 import os
+import secrets
 import socket
+import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -55,6 +57,24 @@ class SetupError(CreateError):
         self.number = number
 
 
+class ForeignCommands:
+    """Commands that a former owner started. ``claim`` takes one over; all others are killed."""
+
+    def __init__(self) -> None:
+        self.claimed: set[int] = set()
+        self.unclaimed: set[int] | None = None
+        """Those that still run; None until init has told."""
+
+    def expects(self, kind: int, identity: int) -> bool:
+        """Whether a frame may come for a command that we did not start."""
+        if self.unclaimed is None:
+            return True  # it ended before init told us what runs
+        known = identity in self.unclaimed
+        if kind in (_EXIT, Frame.DONE):
+            self.unclaimed.discard(identity)
+        return known
+
+
 class Channel(PendingRequests):
     """Requests to one init, and its answers. It belongs to the event loop in which it was created."""
 
@@ -65,8 +85,12 @@ class Channel(PendingRequests):
         destroy: Callable[[], None],
         responds: Callable[[], Awaitable[bool]] | None = None,
         answer_timeout: float = DEFAULT_TIMEOUTS.answer,
+        foreign: ForeignCommands | None = None,
     ) -> None:
-        """``responds`` says whether the launcher answers, so that this machine works."""
+        """``responds`` says whether the launcher answers, so that this machine works.
+
+        ``foreign``: the sandbox had another owner before, whose commands may still run.
+        """
         super().__init__(answer_timeout)
         connected.setblocking(False)
         self._socket = connected
@@ -74,7 +98,8 @@ class Channel(PendingRequests):
         self._destroy = destroy
         self._responds = responds
         self._diagnosis: asyncio.Task[None] | None = None
-        self._identities = itertools.count(1)
+        self._identities = itertools.count(1 if foreign is None else secrets.randbits(31))
+        self._foreign = foreign
         self._received = bytearray()
         self._arrived: deque[int] = deque()
         self._closed: Exception | None = None
@@ -373,8 +398,34 @@ class Channel(PendingRequests):
             (error,) = protocol.ERROR.unpack_from(payload)
             step = payload[protocol.ERROR.size :][:_REASON_MAX].decode(errors="replace")
             self._fail(SetupError(f"the sandbox could not be set up: {step}: {os.strerror(error)}", error))
+        elif kind == Frame.ADOPTED and self._foreign is not None and len(payload) % 4 == 0:
+            self._adopted(self._foreign, struct.unpack(f"={len(payload) // 4}I", payload))
+        elif waiting is None and self._foreign is not None and self._foreign.expects(kind, identity):
+            pass
         else:
             self._protocol_error("a frame that it was not asked for")
+
+    def claim(self, identity: int, payload: bytes) -> PendingCommand:
+        """Take over a command that a former owner started with this payload."""
+        assert self._foreign is not None
+        running = PendingCommand(self._loop, protocol.reply_limit(Frame.EXEC, payload))
+        self._waiting[identity] = running
+        self._foreign.claimed.add(identity)
+        return running
+
+    def _adopted(self, foreign: ForeignCommands, running: tuple[int, ...]) -> None:
+        """Init tells which commands of the former owner run. What we claimed and does not run has ended."""
+        if foreign.unclaimed is not None:
+            self._protocol_error("twice what it runs")
+            return
+        for identity in foreign.claimed.difference(running).intersection(self._waiting):
+            ended = self._waiting[identity].future
+            ended.set_exception(ExecError(f"sandbox {self._name}: it ended while there was no owner to tell"))
+            ended.exception()  # marks it as retrieved: no one may wait for it
+            self._forget(identity)
+        foreign.unclaimed = {identity for identity in running if identity not in self._waiting}
+        for identity in foreign.unclaimed:
+            self.tell(Frame.KILL, identity)
 
     def _protocol_error(self, what: str) -> None:
         """Destroy the sandbox: init broke the protocol, so a process in the sandbox has taken it over."""

@@ -33,7 +33,8 @@ from dutyfree.engine.layers.memory_layers import MemorySnapshots
 from dutyfree.engine.layers.named_snapshots import NamedSnapshots
 from dutyfree.engine.layers.start_state import StartState
 from dutyfree.engine.layers.urgency import Urgency
-from dutyfree.engine.sandbox.channel import Channel
+from dutyfree.engine.sandbox.channel import Channel, ForeignCommands
+from dutyfree.engine.sandbox.kept import KeptSandbox
 from dutyfree.engine.sandbox.sandbox import NativeSandbox, NetworkedSandbox, SandboxHost
 
 
@@ -100,22 +101,8 @@ class SandboxFactory:
         asked = perf_counter() if asked is None else asked
         number = next(self._numbers)
         identity = f"native-{os.getpid()}-{number}"
-        label = protocol.label(number, recipe.image or self._default_image)
         network = self._network(limits, policy)
-
-        async def create_on(trees: tuple[Tree, ...]) -> tuple[Channel, SandboxHandle]:
-            body = self._creator.body(trees, limits, building=building)
-            connected, handle = await self._creator.start(identity, body + label, limits)
-            channel = Channel(
-                connected, identity, handle.give_up, handle.responds, answer_timeout=self._timeouts.answer
-            )
-            await _until_ready(channel, handle, network)
-            return channel, handle
-
-        def fork_child(recipe: Recipe) -> AbstractAsyncContextManager[NativeSandbox]:
-            # With the present network policy, which may have changed since the creation.
-            return self.fork_child(recipe, limits, network.policy)
-
+        host = self._host(identity, number, recipe, limits, network, building=building)
         begun = perf_counter()
         if not pooled:
             self.held.add(identity)
@@ -123,8 +110,7 @@ class SandboxFactory:
             self._labels.put(number, labels)
         self.layers.hold(state.trees)
         try:
-            channel, handle = await create_on(state.trees)
-            host = SandboxHost(self._snapshots, self._named, self._resolvers, create_on, fork_child)
+            channel, handle = await host.create(state.trees)
             sandbox = self._kind(identity, recipe, limits, state, channel, handle, network, host)
             ready = channel.ready.result()
             sandbox.spans = create.spans(asked, begun, ready)
@@ -140,6 +126,74 @@ class SandboxFactory:
             self.held.discard(identity)
             self._labels.drop(number)
             self.layers.release(state.trees)
+
+    @asynccontextmanager
+    async def adopt(self, kept: KeptSandbox) -> AsyncIterator[tuple[NativeSandbox, float]]:
+        """A sandbox of a former owner of the launcher, and when its lease ends (``time.monotonic``).
+
+        Raises CreateError if it has ended, and CleanupError at the end.
+        """
+        number = int(kept.id.rpartition("-")[2])
+        self._numbers = itertools.count(max(next(self._numbers), number + 1))
+        recipe, state = kept.recipe, kept.start.state
+        network = SandboxNetwork(self._launcher, kept.policy, self._timeouts)
+        connected, handle, until = await self._creator.adopt(kept.id, kept.number)
+        channel = Channel(
+            connected,
+            kept.id,
+            handle.give_up,
+            handle.responds,
+            answer_timeout=self._timeouts.answer,
+            foreign=ForeignCommands(),
+        )
+        host = self._host(kept.id, number, recipe, kept.limits, network)
+        sandbox = self._kind(kept.id, recipe, kept.limits, state, channel, handle, network, host)
+        self.held.add(kept.id)
+        if kept.labels:
+            self._labels.put(number, kept.labels)
+        self.layers.adopt((*kept.trees, *state.trees), kept.in_memory)
+        self.layers.hold(state.trees)
+        try:
+            sandbox.adopt(kept)
+            try:
+                yield sandbox, until
+            except BaseException:
+                with contextlib.suppress(CleanupError):
+                    await sandbox.close()
+                raise
+            await sandbox.close()
+        finally:
+            self.held.discard(kept.id)
+            self._labels.drop(number)
+            self.layers.release(state.trees)
+
+    def _host(
+        self,
+        identity: str,
+        number: int,
+        recipe: Recipe,
+        limits: Limits,
+        network: SandboxNetwork,
+        *,
+        building: bool = False,
+    ) -> SandboxHost:
+        """What the engine does for this sandbox."""
+        label = protocol.label(number, recipe.image or self._default_image)
+
+        async def create_on(trees: tuple[Tree, ...]) -> tuple[Channel, SandboxHandle]:
+            body = self._creator.body(trees, limits, building=building)
+            connected, handle = await self._creator.start(identity, body + label, limits)
+            channel = Channel(
+                connected, identity, handle.give_up, handle.responds, answer_timeout=self._timeouts.answer
+            )
+            await _until_ready(channel, handle, network)
+            return channel, handle
+
+        def fork_child(recipe: Recipe) -> AbstractAsyncContextManager[NativeSandbox]:
+            # With the present network policy, which may have changed since the creation.
+            return self.fork_child(recipe, limits, network.policy)
+
+        return SandboxHost(self._snapshots, self._named, self._resolvers, create_on, fork_child)
 
     def _network(self, limits: Limits, policy: bytes | None) -> SandboxNetwork:
         """Raises CreateError."""

@@ -157,3 +157,18 @@ class NativeLifecycle(Lifecycle):
 
     def __init__(self, name: str, channel: Channel, handle: SandboxHandle) -> None:
         super().__init__(name, channel, handle)
+
+    @property
+    def paused_at(self) -> float | None:
+        """``perf_counter`` at the pause, which all processes of a host share; None if it is not paused."""
+        return self._paused_at
+
+    def adopt_pause(self, since: float) -> None:
+        """It was paused when its former owner ended."""
+        self._paused_at = since
+        self._channel.freeze_deadlines()
+
+    def abandon(self) -> None:
+        if not self.closed:
+            self.handle.give_up()  # a sandbox that outlives its owner does not end with the channel
+        super().abandon()

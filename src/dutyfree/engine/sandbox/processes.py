@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from dutyfree.contract import Command, Cut, Exec, Observation
+from dutyfree.contract import Cut, Exec, Observation
 from dutyfree.contract.abilities import Piece
 from dutyfree.contract.arguments import check_bytes, check_exec
 from dutyfree.contract.errors import ArgumentError, LimitError, UnknownProcess
@@ -20,6 +20,7 @@ from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import Frame
 from dutyfree.engine.sandbox.channel import Channel
 from dutyfree.engine.sandbox.commands import CommandRunner
+from dutyfree.engine.sandbox.kept import KeptProcess
 from dutyfree.engine.sandbox.lifecycle import Lifecycle
 from dutyfree.engine.sandbox.observation import observe
 from dutyfree.engine.sandbox.output_credit import OutputCredit
@@ -150,19 +151,19 @@ class NativeProcess:
 
     def __init__(
         self,
-        name: str,
-        command: Command,
+        kept: KeptProcess,
         channel: Channel,
-        identity: int,
         running: PendingCommand,
         observe: Callable[[tuple[int, ...]], Observation],
         log: OutputLog,
         stdin: AsyncDescriptor | None,
     ) -> None:
-        self.id = name
-        self.command = command
+        self.kept = kept
+        """It on record, for a new owner."""
+        self.id = kept.id
+        self.command = kept.action.command
         self._channel = channel
-        self._identity = identity
+        self._identity = kept.identity
         self._running = running
         self._observe = observe
         self._stdin = stdin
@@ -246,18 +247,37 @@ class ProcessTable:
             if ours is not None:
                 os.close(ours)
             raise
-        process = NativeProcess(
-            f"{self._lifecycle.name}-{identity}",
-            action.command,
-            channel,
-            identity,
-            running,
-            partial(observe, action, running, asked=asked, user=self._commands.defaults.user),
-            OutputLog(self._commands.output_limit, self.budget),
-            None if ours is None else AsyncDescriptor(ours),
-        )
+        kept = KeptProcess(f"{self._lifecycle.name}-{identity}", identity, action)
+        process = self._made(kept, channel, running, asked, None if ours is None else AsyncDescriptor(ours))
         self._add(process)
         return process
+
+    def kept(self) -> tuple[KeptProcess, ...]:
+        """Those that run, on record."""
+        return tuple(one.kept for one in self._processes.values() if one.running)
+
+    def adopt(self, kept: KeptProcess) -> None:
+        """A process that a former owner started. Its output so far is lost, and so is its stdin."""
+        channel = self._lifecycle.channel()
+        payload = self._commands.encode(kept.action, protocol.EXEC_STREAM)
+        self._add(self._made(kept, channel, channel.claim(kept.identity, payload), perf_counter(), None))
+
+    def _made(
+        self,
+        kept: KeptProcess,
+        channel: Channel,
+        running: PendingCommand,
+        asked: float,
+        stdin: AsyncDescriptor | None,
+    ) -> NativeProcess:
+        return NativeProcess(
+            kept,
+            channel,
+            running,
+            partial(observe, kept.action, running, asked=asked, user=self._commands.defaults.user),
+            OutputLog(self._commands.output_limit, self.budget),
+            stdin,
+        )
 
     def _add(self, process: NativeProcess) -> None:
         ended = [name for name, one in self._processes.items() if not one.running]

@@ -30,11 +30,13 @@ from dutyfree.engine.launcher import network_policy, protocol
 from dutyfree.engine.launcher.handle import SandboxHandle
 from dutyfree.engine.launcher.network import SandboxNetwork
 from dutyfree.engine.launcher.protocol import Frame, Tree
+from dutyfree.engine.layers.kept_state import KeptState
 from dutyfree.engine.layers.memory_layers import MemorySnapshots
 from dutyfree.engine.layers.named_snapshots import NamedSnapshots
 from dutyfree.engine.layers.start_state import StartState
 from dutyfree.engine.sandbox.channel import Channel, SetupError
 from dutyfree.engine.sandbox.init_sandbox import InitSandbox, as_exec
+from dutyfree.engine.sandbox.kept import KeptSandbox
 from dutyfree.engine.sandbox.lifecycle import NativeLifecycle
 from dutyfree.engine.sandbox.observation import REASON_MAX
 from dutyfree.engine.sandbox.services import Services
@@ -82,6 +84,7 @@ class NativeSandbox(InitSandbox):
         self.services_memory = 0
         """Bytes of memory that its services use, as last measured; 0 without control groups."""
         self._recipe = recipe
+        self._limits = limits
         self._born_offline = limits.network in (None, "off")
         self._network = network
         self._host = host
@@ -247,6 +250,46 @@ class NativeSandbox(InitSandbox):
         """Measure the memory of the services, from outside the sandbox. Raises ExecError."""
         if self._services:
             self.services_memory, _ = await self._lifecycle.handle.audit()
+
+    def kept(self, labels: Mapping[str, str]) -> KeptSandbox:
+        """It on record, for a new owner of the launcher."""
+        start, recipe, layers = self.start_state, self._recipe, self._host.snapshots.layers
+        return KeptSandbox(
+            id=self.id,
+            number=self._lifecycle.handle.number,
+            limits=self._limits,
+            trees=self.trees,
+            start=KeptState.of(start),
+            in_memory=layers.sizes_of((*self.trees, *start.trees)),
+            policy=self._network.policy,
+            image=recipe.image,
+            services=recipe.services,
+            variables=dict(recipe.env),
+            path=recipe.path,
+            labels=dict(labels),
+            served=self.served,
+            spans=self.spans,
+            without_overlay=self.without_overlay,
+            paused_at=self._lifecycle.paused_at,
+            processes=self._processes.kept(),
+            running=self._services.kept(),
+        )
+
+    def adopt(self, kept: KeptSandbox) -> None:
+        """Take over what the record says that a former owner had started and changed."""
+        self.served, self.spans, self.without_overlay = kept.served, kept.spans, kept.without_overlay
+        self._network.number = kept.number
+        self._layers.adopt(kept.trees)
+        for process in kept.processes:
+            self._processes.adopt(process)
+        for service in kept.running:
+            self._services.adopt(service)
+        if kept.paused_at is not None:
+            self._lifecycle.adopt_pause(kept.paused_at)
+
+    def set_lease(self, until: float) -> None:
+        """Let it outlive its owner until then, as ``time.monotonic`` counts."""
+        self._lifecycle.handle.set_lease(until)
 
     async def final_state(self) -> StartState:
         """Kill all processes and keep the files, as the last action on this sandbox. Raises ExecError."""

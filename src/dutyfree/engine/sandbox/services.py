@@ -29,6 +29,7 @@ from dutyfree.engine.launcher.protocol import AwaitKind, Frame
 from dutyfree.engine.sandbox import contents
 from dutyfree.engine.sandbox.channel import Channel
 from dutyfree.engine.sandbox.commands import CommandRunner
+from dutyfree.engine.sandbox.kept import KeptService
 from dutyfree.engine.sandbox.lifecycle import Lifecycle
 from dutyfree.engine.sandbox.observation import REFUSED, check, final_code, observe
 from dutyfree.engine.sandbox.output_credit import OutputCredit
@@ -72,6 +73,15 @@ class ServiceProcess:
         self.printed = asyncio.get_running_loop().create_future()
         """Done when it has printed the line of its readiness condition."""
         running.on_output = self._add_output
+
+    def kept(self) -> KeptService:
+        return KeptService(self.service.name, self.identity, self._starts)
+
+    def adopted(self, channel: Channel, kept: KeptService, running: PendingCommand) -> None:
+        """It runs, and was ready: a former owner started it."""
+        self.started(channel, kept.identity, running)
+        self._starts, self.was_ready = kept.starts, True
+        self.printed.set_result(None)
 
     def _add_output(self, stream: int, data: bytes) -> None:
         self._tail = (self._tail + data)[-OUTPUT_MAX:]
@@ -144,6 +154,17 @@ class Services:
 
     def __len__(self) -> int:
         return len(self._processes)
+
+    def kept(self) -> tuple[KeptService, ...]:
+        """Those that run, on record."""
+        return tuple(one.kept() for one in self._processes.values() if one.running and one.was_ready)
+
+    def adopt(self, kept: KeptService) -> None:
+        """A service that a former owner started."""
+        process, channel = self._processes[kept.name], self._lifecycle.channel()
+        started = Exec(process.service.command, process.service.cwd, process.service.env)
+        payload = self._commands.encode(started, protocol.EXEC_STREAM)
+        process.adopted(channel, kept, channel.claim(kept.identity, payload))
 
     @property
     def alive(self) -> bool:

@@ -79,6 +79,11 @@ class SandboxLayers:
                 f"the files of sandbox {lifecycle.name} could not be kept: {error.message}"
             ) from error
 
+    def adopt(self, trees: tuple[Tree, ...]) -> None:
+        """It uses these layers since before it was adopted."""
+        if trees != self.start.trees:
+            self._use_layers(trees)
+
     def reset(self) -> None:
         """Go back to the layers of ``start``, and release the others: no sandbox uses them any more."""
         self._use_layers(self.start.trees)

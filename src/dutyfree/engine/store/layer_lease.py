@@ -37,6 +37,11 @@ class LayerLease:
         self._descriptor = descriptor
 
     @property
+    def descriptor(self) -> int:
+        """Holds the lock that keeps the layer on disk."""
+        return self._descriptor
+
+    @property
     def info(self) -> LayerInfo:
         return msgspec.json.decode((self.path / "facts").read_bytes(), type=LayerInfo)
 

@@ -112,6 +112,7 @@ class ControlRoutes:
         (made,) = await while_connected(request, HANDLERS["create"](context, call))
         held = self._service.sandboxes.get(tenant, made.id)
         held.template = wanted.template_id or BASE[0]
+        await self._service.sandboxes.save(held)
         return json_response(_created(held), 201)
 
     def _image(self, template: str) -> str | None:
@@ -161,6 +162,7 @@ class ControlRoutes:
             return json_response({"code": 409, "message": "the sandbox is paused already"}, 409)
         await held.sandbox.pause()
         self._service.sandboxes.keep_alive(held, PAUSED)
+        await self._service.sandboxes.save(held)
         return Response(status_code=204)
 
     async def resume(self, request: Request, tenant: str) -> Response:
@@ -170,6 +172,7 @@ class ControlRoutes:
         if was_paused:
             await held.sandbox.resume()
         self._service.sandboxes.keep_alive(held, wanted.timeout or LEASE)
+        await self._service.sandboxes.save(held)
         return json_response(_created(held), 201 if was_paused else 200)
 
     async def fork(self, request: Request, tenant: str) -> Response:

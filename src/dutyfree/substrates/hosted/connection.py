@@ -18,16 +18,25 @@ from websockets.asyncio.client import ClientConnection, connect, unix_connect
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.protocol import State
 
-from dutyfree.contract.errors import DispatchError, ExecError, SubstrateError, Unavailable, UsageError
+from dutyfree.contract.errors import (
+    DispatchError,
+    ExecError,
+    Restarting,
+    SubstrateError,
+    Unavailable,
+    UsageError,
+)
 from dutyfree.substrates.hosted.trace_context import traceparent
 from dutyfree.wire import codec, frames
-from dutyfree.wire.calls import CALLS, Nothing
+from dutyfree.wire.calls import CALLS, REPEATABLE, Nothing
 from dutyfree.wire.errors import WireError, restore
 from dutyfree.wire.frames import Call, Kind
 from dutyfree.wire.websocket import MessageFinder, pack_masked
 
 LARGEST = 5 << 30
 """Bytes of the largest answer."""
+RESEND_SECONDS = 10.0
+"""A call is sent again only if this much time has passed since the last time: it may be what ends servers."""
 CANCEL_SECONDS = 30.0
 """How long a cancelled call waits for the server to have stopped it."""
 _ITEM_COST = 64  # as the server counts
@@ -90,9 +99,19 @@ class Connection:
     """Calls to one server. It belongs to the event loop in which it is used."""
 
     def __init__(
-        self, address: ServerAddress, token: str | None, certificates: Path | None, timeout: float
+        self,
+        address: ServerAddress,
+        token: str | None,
+        certificates: Path | None,
+        timeout: float,
+        reconnect: float = 0.0,
     ) -> None:
+        """``reconnect``: for how many seconds to look for a server again, after a connection was lost."""
         self._address = address
+        self._reconnect = reconnect
+        self._was_open = False
+        self._postponed: dict[int, PendingCall] = {}
+        self._resuming: set[asyncio.Task[None]] = set()
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._certificates = certificates
         self._timeout = timeout
@@ -107,11 +126,25 @@ class Connection:
         """Connect, if there is no connection. Raises Unavailable."""
         async with self._opening:
             if self._socket is None and not self._closed:
-                socket = await self._connect()
+                socket = await self._connect_again() if self._was_open else await self._connect()
                 assert isinstance(socket, FrameSocket)
+                self._was_open = True
                 self._assembler = frames.Assembler(LARGEST)
                 socket.hand_over(self._receive, self._lost)
                 self._socket = socket
+
+    async def _connect_again(self) -> ClientConnection:
+        """Connect to a server that may be about to start. Raises Unavailable."""
+        loop, wait = asyncio.get_running_loop(), 0.02
+        until = loop.time() + self._reconnect
+        while True:
+            try:
+                return await self._connect()
+            except Unavailable:
+                if self._closed or loop.time() + wait > until:
+                    raise
+            await asyncio.sleep(wait)
+            wait = min(1.0, 2 * wait)
 
     async def _connect(self) -> ClientConnection:
         address = self._address
@@ -164,13 +197,31 @@ class Connection:
             await self.open()
         number = next(self._numbers) & 0xFFFFFFFF
         payload = codec.encode(Call(method, sandbox, msgspec.Raw(codec.encode(arguments)), traceparent()))
-        pending = self._calls[number] = PendingCall(self, number, method)
+        pending = self._calls[number] = PendingCall(self, number, method, payload)
         try:
             await self.send(Kind.CALL, number, payload)
         except BaseException:
             self._calls.pop(number, None)
             raise
         return pending
+
+    async def _resume(self, calls: dict[int, PendingCall], reason: str) -> None:
+        """Send calls again to the next server."""
+        try:
+            await self.open()
+            for number, pending in calls.items():
+                if not pending.done.done():
+                    self._calls[number] = pending
+                    await self.send(Kind.CALL, number, pending.resent())
+        except SubstrateError as error:
+            reason = f"{reason}; {error.message}"
+        except Unavailable as error:
+            reason = f"{reason}; {error.message}"
+        else:
+            return
+        for number, pending in calls.items():
+            self._calls.pop(number, None)
+            pending.lose(f"{self._address.url}: {reason}")
 
     async def send(self, kind: Kind, number: int, payload: bytes = b"") -> None:
         """Raises DispatchError."""
@@ -199,8 +250,16 @@ class Connection:
     def _lost(self, reason: str) -> None:
         self._socket = None
         lost, self._calls = self._calls, {}
-        for pending in lost.values():
-            pending.lose(f"{self._address.url}: {reason}")
+        again, self._postponed = self._postponed, {}
+        for number, pending in lost.items():
+            if self._closed or not pending.may_repeat:
+                pending.lose(f"{self._address.url}: {reason}")
+            else:
+                again[number] = pending
+        if again:
+            task = asyncio.ensure_future(self._resume(again, reason))
+            self._resuming.add(task)
+            task.add_done_callback(self._resuming.discard)
 
     def _handle(self, kind: Kind, number: int, payload: bytes) -> None:
         pending = self._calls.get(number)
@@ -211,7 +270,11 @@ class Connection:
             pending.resolve(payload)
         elif kind == Kind.ERROR:
             del self._calls[number]
-            pending.fail(restore(codec.decode(payload, WireError)))
+            error = restore(codec.decode(payload, WireError))
+            if isinstance(error, Restarting) and pending.is_plain:
+                self._postponed[number] = pending  # it did not begin; the connection ends soon
+            else:
+                pending.fail(error)
         elif kind == Kind.ITEM:
             pending.add_item(payload)
         elif kind == Kind.CREDIT:
@@ -219,6 +282,8 @@ class Connection:
 
     async def close(self) -> None:
         self._closed = True
+        for task in self._resuming:
+            task.cancel()
         if self._socket is not None:
             with contextlib.suppress(WebSocketException, OSError):
                 await self._socket.close()
@@ -227,8 +292,10 @@ class Connection:
 class PendingCall:
     """A call that the server carries out: its result, and the items in both directions."""
 
-    def __init__(self, connection: Connection, number: int, method: str) -> None:
+    def __init__(self, connection: Connection, number: int, method: str, payload: bytes) -> None:
         self._connection = connection
+        self._payload = payload
+        self._sent_at = 0.0
         self._number = number
         self._type = CALLS[method]
         self._method = method
@@ -250,6 +317,22 @@ class PendingCall:
         await self._changed.wait()
 
     # --- For the connection -----------------------------------------------------------------------------
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has no items, so that it can begin anew."""
+        return self._type.received is None and self._type.sent is None
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether it can be sent to the next server, though this one may have carried it out."""
+        now = asyncio.get_running_loop().time()
+        return self._method in REPEATABLE and now - self._sent_at > RESEND_SECONDS
+
+    def resent(self) -> bytes:
+        """What to send once more."""
+        self._sent_at = asyncio.get_running_loop().time()
+        return self._payload
 
     def resolve(self, payload: bytes) -> None:
         if not self.done.done():

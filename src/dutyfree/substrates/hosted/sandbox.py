@@ -48,7 +48,7 @@ from dutyfree.contract.arguments import (
     encoded_path,
 )
 from dutyfree.contract.entries import KINDS, Links, local_special
-from dutyfree.contract.errors import FileError, UsageError
+from dutyfree.contract.errors import FileError, SandboxClosed, UsageError
 from dutyfree.contract.perform import check_edit
 from dutyfree.contract.services import ServiceState
 from dutyfree.engine.sandbox import tree_stream
@@ -108,7 +108,7 @@ class HostedSandbox:
         """End the sandbox, and wait until nothing of it is left. Raises CleanupError."""
         if not self._closed:
             self._closed = True
-            with anyio.CancelScope(shield=True):
+            with anyio.CancelScope(shield=True), contextlib.suppress(SandboxClosed):
                 await self._connection.call("release", self.id)
 
     # --- Commands ---------------------------------------------------------------------------------------

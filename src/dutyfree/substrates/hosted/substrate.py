@@ -61,6 +61,8 @@ class HostedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """FOR MEASURING ONLY: seconds of an emulated distance to the server, which must not use TLS."""
     connect_timeout: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     """Seconds that the server has to answer a new connection."""
+    reconnect: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 30.0
+    """For how many seconds to wait for a server that is being restarted. The sandboxes' leases go on."""
 
     @property
     def address(self) -> ServerAddress:
@@ -77,7 +79,7 @@ class HostedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Raises UsageError."""
         token = self.token or os.environ.get(TOKEN_VARIABLE, "")
         certificates = None if self.certificates is None else Path(self.certificates)
-        return Connection(self.address, token or None, certificates, self.connect_timeout)
+        return Connection(self.address, token or None, certificates, self.connect_timeout, self.reconnect)
 
 
 class Hosted:

@@ -364,7 +364,10 @@ void disk_add_template(int image, uint64_t size, uint32_t serial)
 
 	if (!template) {
 		close(image);
-		refuse(serial, -EPROTO, "malformed request");
+		if (directory >= 0 && size && find_template(size)) /* of a former owner */
+			reply(serial, 0, 0, NULL, 0, NULL, 0);
+		else
+			refuse(serial, -EPROTO, "malformed request");
 		return;
 	}
 	*template = (struct template){.next = templates, .size = size, .image = image, .serial = serial};

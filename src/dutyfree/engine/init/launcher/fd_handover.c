@@ -36,7 +36,7 @@ int handover_open(int *owner)
 	return 0;
 }
 
-void handover_send(const struct slot *slot, int socket)
+void handover_send(const struct slot *slot, int socket, int keeper)
 {
 	*received = 0;
 	put_fd(socket, HANDED_SOCKET);
@@ -48,6 +48,7 @@ void handover_send(const struct slot *slot, int socket)
 	put_fd(weight, HANDED_WEIGHT);
 	AUTOCLOSE int oom = cgroup_open_oom(&slot->cgroup);
 	put_fd(oom, HANDED_OOM);
+	put_fd(keeper, HANDED_KEEPER);
 	for (int kind = 0; kind < CGROUP_KINDS; kind++)
 		put_fd(slot->cgroup.tasks[kind], HANDED_TASKS + kind);
 }

@@ -16,13 +16,14 @@ enum {
 	HANDED_GROUPS,
 	HANDED_WEIGHT,
 	HANDED_OOM,
+	HANDED_KEEPER,
 	HANDED_TASKS,
 	HANDED_END = HANDED_TASKS + CGROUP_KINDS,
 };
 
 /* In the launcher: */
 int handover_open(int *owner);                           /* move the owner's socket above HANDED_END: 0 or -errno */
-void handover_send(const struct slot *slot, int socket); /* before the clone */
+void handover_send(const struct slot *slot, int socket, int keeper); /* before the clone */
 void handover_finish(int pidfd);                         /* after the clone: wait until it has its descriptors */
 
 /* In the clone: 0 or -errno. `handed` becomes a copy of the slot with the clone's own descriptor numbers. */

@@ -187,6 +187,6 @@ int host_enter(void)
 
 void host_describe(char *text, size_t size)
 {
-	snprintf(text, size, " mode=%s ids=%u groups=%s", host.rootless ? "rootless" : "root", host.ids,
-		 host.can_drop_groups ? "dropped" : "kept");
+	snprintf(text, size, " mode=%s ids=%u groups=%s pid=%d without=%u", host.rootless ? "rootless" : "root",
+		 host.ids, host.can_drop_groups ? "dropped" : "kept", (int)getpid(), host.without);
 }

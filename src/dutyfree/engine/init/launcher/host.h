@@ -12,6 +12,7 @@ struct host {
 	bool can_drop_groups; /* setgroups is allowed */
 	unsigned ids;         /* ids that a sandbox has */
 	unsigned without;     /* enum wall: what all sandboxes of this launcher lack */
+	bool keeps;           /* sandboxes with a lease outlive the owner */
 };
 
 extern struct host host;

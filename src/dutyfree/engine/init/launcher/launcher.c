@@ -5,16 +5,19 @@
 #include "launcher/fd_handover.h"
 #include "launcher/host.h"
 #include "launcher/host_probe.h"
+#include "launcher/keep.h"
 #include "launcher/layers.h"
 #include "launcher/sandboxes.h"
 #include "launcher/slot.h"
 #include "launcher/snapshot.h"
+#include "launcher/title.h"
 #include "protocol.h"
 #include "setup/sandbox.h"
 #include "setup/seccomp.h"
 #include "sys.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +33,7 @@
 #define FILES (1u << 20) /* default hard maximum for root (fs.nr_open) */
 
 int launcher_epoll;
-static int owner;
+static int owner; /* -1 while sandboxes wait for a new one (keep.c) */
 static unsigned slots_target;
 
 void reply(uint32_t serial, int error, uint32_t value, const void *text, size_t size, const int *fds, int count)
@@ -46,7 +49,7 @@ void refuse(uint32_t serial, int error, const char *step)
 	reply(serial, error, 0, step, strlen(step), NULL, 0);
 }
 
-static void add_layer(const struct request *request, const char *path)
+static void add_layer(const struct request *request, const char *path, int lock)
 {
 	int directory = -1, number;
 
@@ -54,6 +57,13 @@ static void add_layer(const struct request *request, const char *path)
 		number = layer_add_scratch(&directory);
 	else
 		number = layer_add_host(path);
+	if (number > 0 && lock >= 0) {
+		int error = layer_hold((uint32_t)number, lock);
+		if (error) {
+			layer_remove((uint32_t)number);
+			number = error;
+		}
+	}
 	if (number < 0) {
 		refuse(request->serial, number, "cannot mount the layer");
 		return;
@@ -61,6 +71,13 @@ static void add_layer(const struct request *request, const char *path)
 	reply(request->serial, 0, (uint32_t)number, NULL, 0, &directory, directory >= 0);
 	close_fd(&directory);
 	slot_kill_parked(); /* their mount namespaces lack the new layer */
+}
+
+static void keep(const struct request *request, int fd)
+{
+	int own = fcntl(fd, F_DUPFD_CLOEXEC, 3), error = own < 0 ? -errno : keep_listen(own);
+
+	reply(request->serial, error, 0, NULL, 0, NULL, 0);
 }
 
 static void add_disk(const struct request *request, const char *body, int fd)
@@ -96,10 +113,10 @@ static void handle_request(const struct request *request, const char *body, int 
 	case REQUEST_LAYER:
 		if (request->size == 0 || body[request->size - 1] || body[0] != '/')
 			break;
-		add_layer(request, body);
+		add_layer(request, body, fd);
 		return;
 	case REQUEST_SCRATCH:
-		add_layer(request, NULL);
+		add_layer(request, NULL, -1);
 		return;
 	case REQUEST_REMOVE_LAYER:
 		if (layer_detached_fd(request->number) < 0)
@@ -141,6 +158,28 @@ static void handle_request(const struct request *request, const char *body, int 
 			break;
 		add_disk(request, body, fd);
 		return;
+	case REQUEST_KEEP:
+		if (fd >= 0)
+			keep(request, fd);
+		else
+			keep_stop(request);
+		return;
+	case REQUEST_LEASE: {
+		uint64_t until;
+		if (request->size != sizeof until)
+			break;
+		memcpy(&until, body, sizeof until);
+		keep_set_lease(request, until);
+		return;
+	}
+	case REQUEST_ADOPT:
+		keep_adopt(request);
+		return;
+	case REQUEST_SWEEP:
+		if (request->size % sizeof(uint32_t))
+			break;
+		keep_sweep(request, (const uint32_t *)(const void *)body, request->size / sizeof(uint32_t));
+		return;
 	case REQUEST_NETWORK:
 		sandbox_network(request, body);
 		return;
@@ -153,7 +192,7 @@ static void handle_request(const struct request *request, const char *body, int 
 	refuse(request->serial, -EPROTO, "malformed request");
 }
 
-/* The owner is gone, or has closed the socket: kill all sandboxes and remove everything. */
+/* No one needs us any more: kill all sandboxes and remove everything. */
 static _Noreturn void shut_down(void)
 {
 	uint32_t at = 0;
@@ -175,6 +214,17 @@ static _Noreturn void shut_down(void)
 	_exit(0);
 }
 
+/* The owner is gone, or has closed the socket. */
+static void lose_owner(void)
+{
+	if (!host.keeps)
+		shut_down();
+	close_fd(&owner); /* this also removes it from epoll */
+	slots_target = 0;
+	title_set_owner(0);
+	keep_orphan();
+}
+
 static void receive(void)
 {
 	static union {
@@ -187,14 +237,36 @@ static void receive(void)
 
 	if (size < 0 && (errno == EINTR || errno == EAGAIN))
 		return;
-	if (size <= 0)
-		shut_down();
+	if (size <= 0) {
+		lose_owner();
+		return;
+	}
 	if ((size_t)size < sizeof message.head || (size_t)size > sizeof message ||
 	    message.head.size != (size_t)size - sizeof message.head) {
 		refuse((size_t)size < sizeof message.head ? 0 : message.head.serial, -EPROTO, "malformed request");
 		return;
 	}
 	handle_request(&message.head, message.bytes + sizeof message.head, fd);
+}
+
+static void take_owner(void)
+{
+	struct epoll_event event = {.events = EPOLLIN, .data.u64 = 0};
+	int fd = keep_accept();
+
+	if (fd < 0)
+		return;
+	/* A killed owner may be replaced before we have read its last requests and the end of its socket. */
+	while (owner >= 0 && poll(&(struct pollfd){.fd = owner, .events = POLLRDHUP}, 1, 0) > 0)
+		receive();
+	if (owner >= 0 || epoll_ctl(launcher_epoll, EPOLL_CTL_ADD, fd, &event) < 0) {
+		close(fd);
+		return;
+	}
+	owner = fd;
+	struct ucred peer = {0};
+	getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &(socklen_t){sizeof peer});
+	title_set_owner(peer.pid);
 }
 
 /* fs.suid_dumpable = 1 makes processes dumpable after setuid. A command shares init's memory until its exec, so a
@@ -274,8 +346,10 @@ static void handle_event(uint64_t event)
 {
 	struct sandbox *sandbox = (uint32_t)event ? sandbox_find((uint32_t)event) : NULL;
 
-	if (event == 0)
+	if (event == 0 && owner >= 0)
 		receive();
+	else if (event == KEEP_EVENT)
+		take_owner();
 	else if (event == EGRESS_EVENT)
 		egress_replied();
 	else if (event == DISK_EVENT)
@@ -310,7 +384,7 @@ _Noreturn void launcher_run(int socket, unsigned without)
 	for (;;) {
 		int freeze_ms = freeze_wait_ms();
 		bool short_of_parts = slot_needs_parked(slots_target) || disk_lacks_ready();
-		int wait_ms = freeze_ms >= 0 ? freeze_ms : short_of_parts ? pause_ms : -1;
+		int wait_ms = freeze_ms >= 0 ? freeze_ms : short_of_parts ? pause_ms : owner < 0 ? keep_wait_ms() : -1;
 		int count = epoll_wait(launcher_epoll, events, 64, wait_ms);
 		if (freeze_ms >= 0)
 			freeze_poll();
@@ -322,5 +396,7 @@ _Noreturn void launcher_run(int socket, unsigned without)
 		}
 		for (int i = 0; i < count; i++)
 			handle_event(events[i].data.u64);
+		if (owner < 0 && !keep_end_expired())
+			shut_down();
 	}
 }

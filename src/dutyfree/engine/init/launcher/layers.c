@@ -217,10 +217,58 @@ int layer_add_scratch(int *directory)
 	return number;
 }
 
+/* Locks of layers on disk. While one is held, no process removes the layer from the disk, also if the owner is gone. */
+static struct layer_lock {
+	uint32_t number;
+	int fd;
+	struct layer_lock *next;
+} *locks[BUCKETS];
+
+int layer_hold(uint32_t number, int lock)
+{
+	struct layer_lock *held = malloc(sizeof *held);
+
+	if (!held)
+		return -ENOMEM;
+	*held = (struct layer_lock){.number = number, .fd = fcntl(lock, F_DUPFD_CLOEXEC, 3), .next = locks[number % BUCKETS]};
+	if (held->fd < 0) {
+		int error = -errno;
+		free(held);
+		return error;
+	}
+	locks[number % BUCKETS] = held;
+	return 0;
+}
+
+static void release_lock(uint32_t number)
+{
+	for (struct layer_lock **at = &locks[number % BUCKETS]; *at; at = &(*at)->next) {
+		struct layer_lock *held = *at;
+		if (held->number != number)
+			continue;
+		*at = held->next;
+		close(held->fd);
+		free(held);
+		return;
+	}
+}
+
+void layers_remove_others(const uint32_t *kept, size_t count)
+{
+	for (uint32_t number = 1; number <= last; number++) {
+		size_t i = 0;
+		while (i < count && kept[i] != number)
+			i++;
+		if (i == count)
+			layer_remove(number);
+	}
+}
+
 int layer_remove(uint32_t number)
 {
 	char path[LAYER_PATH];
 
+	release_lock(number);
 	/* Sandboxes that use it have their own clone of the mount. */
 	layer_path(path, number);
 	struct detached_layer **at = find_detached(number), *layer = *at;

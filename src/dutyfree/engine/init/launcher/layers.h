@@ -7,6 +7,7 @@
 #pragma once
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 int layers_open(int proc);              /* leave the host's files: 0 or -errno */
@@ -16,6 +17,8 @@ int layer_add_mount(int mount);         /* from a detached mount, which it takes
 bool layers_clone_detached(void);       /* whether layers can stay detached mounts (Linux 6.15) */
 int layer_detached_fd(uint32_t number); /* descriptor of a detached layer, or -1 */
 int layer_open(uint32_t number);        /* its directory: a descriptor or -errno */
+int layer_hold(uint32_t number, int lock); /* hold this lock as long as the layer exists: 0 or -errno */
 int layer_remove(uint32_t number);
+void layers_remove_others(const uint32_t *kept, size_t count); /* all layers but these */
 void layer_path(char *path, uint32_t number);
 #define LAYER_PATH 16

@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static pid_t clone_parked(struct slot *slot, int socket)
+static pid_t clone_parked(struct slot *slot, int socket, int keeper)
 {
 	struct clone_args args = {
 		/* The end of a sandbox relies on the first two, so no launcher goes without them. */
@@ -31,7 +31,7 @@ static pid_t clone_parked(struct slot *slot, int socket)
 		args.flags |= CLONE_INTO_CGROUP;
 		args.cgroup = (uint64_t)group;
 	}
-	handover_send(slot, socket);
+	handover_send(slot, socket, keeper);
 	pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
 	if (pid == 0)
 		setup_run(slot);
@@ -43,6 +43,7 @@ static pid_t clone_parked(struct slot *slot, int socket)
 int parked_create(struct slot *slot)
 {
 	AUTOCLOSE int theirs = -1;
+	AUTOCLOSE int their_keeper = -1;
 	int pair[2], error = cgroup_reopen(&slot->cgroup);
 
 	if (!error && socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
@@ -51,12 +52,22 @@ int parked_create(struct slot *slot)
 		return error;
 	slot->socket = pair[0];
 	theirs = pair[1];
-	pid_t pid = clone_parked(slot, theirs);
+	if (host.keeps) {
+		if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0) {
+			error = -errno;
+			close_fd(&slot->socket);
+			return error;
+		}
+		slot->keeper = pair[0];
+		their_keeper = pair[1];
+	}
+	pid_t pid = clone_parked(slot, theirs, their_keeper);
 	/* The process has its own copies. Keep none here: six descriptors for each of thousands of sandboxes are too
 	 * many. */
 	cgroup_close_fds(&slot->cgroup);
 	if (pid < 0) {
 		close_fd(&slot->socket);
+		close_fd(&slot->keeper);
 		return pid;
 	}
 	slot->pid = pid;
@@ -87,6 +98,7 @@ int parked_activate(const struct slot *slot, struct activation *activation, int 
 void parked_kill(struct slot *slot)
 {
 	close_fd(&slot->socket);
+	close_fd(&slot->keeper);
 	if (!slot->pid)
 		return;
 	pidfd_signal(slot->pidfd, SIGKILL);

@@ -220,6 +220,7 @@ void sandbox_create(const struct request *request, const char *body)
 		sandbox->freeze_events = -1;
 		memset(sandbox->overlay, -1, sizeof sandbox->overlay);
 		sandbox->upper = upper;
+		sandbox->owned = true;
 	}
 	if (sandbox && !sandbox->number) {
 		error = -EUSERS;
@@ -291,6 +292,7 @@ void sandbox_ended(struct sandbox *sandbox, unsigned slots_target)
 	/* The owner has the pidfd too, so closing ours does not remove it from epoll. */
 	epoll_ctl(launcher_epoll, EPOLL_CTL_DEL, sandbox->slot->pidfd, NULL);
 	close_fd(&sandbox->slot->pidfd);
+	close_fd(&sandbox->slot->keeper);
 	dispose_upper(sandbox);
 	sandbox->ended = true;
 	freeze_finish(sandbox, -ESTALE);
@@ -318,6 +320,7 @@ void sandbox_destroy(const struct request *request)
 	}
 	hold_overlays(sandbox);
 	sandbox->destroying = true;
+	sandbox->lease = 0;
 	sandbox->destroy_serial = request->serial;
 	pidfd_signal(sandbox->slot->pidfd, SIGKILL);
 }

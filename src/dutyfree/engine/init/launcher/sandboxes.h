@@ -14,6 +14,8 @@ struct sandbox {
 	char mountpoint[TREES_MAX][MOUNTPOINT_MAX]; /* of its trees, if it is on disk */
 	int overlay[TREES_MAX];                     /* of its trees, while it ends; else -1 */
 	struct slot *slot;
+	uint64_t lease; /* until when it outlives the owner; 0: it does not */
+	bool owned;     /* the present owner has made it or adopted it */
 	int upper; /* its writable file system, detached and not idmapped, for snapshots; -1 without */
 	bool ended;
 	bool upper_taken;  /* its files became layers */
@@ -32,13 +34,14 @@ struct sandbox {
 
 /* Data of the launcher's epoll events: 0 for the owner; a sandbox's number when its PID 1 ends; FREEZE_EVENT with a
  * sandbox's number; EGRESS_EVENT; SNAPSHOT_EVENT with the number of a job; DISK_EVENT;
- * DISPOSED_EVENT; DISPOSER_EVENT. */
+ * DISPOSED_EVENT; DISPOSER_EVENT; KEEP_EVENT when a new owner connects. */
 #define FREEZE_EVENT (1ull << 32)
 #define EGRESS_EVENT (1ull << 33)
 #define SNAPSHOT_EVENT (1ull << 34)
 #define DISK_EVENT (1ull << 35)
 #define DISPOSED_EVENT (1ull << 36)
 #define DISPOSER_EVENT (1ull << 37)
+#define KEEP_EVENT (1ull << 38)
 
 extern int launcher_epoll;
 

@@ -266,7 +266,7 @@ struct slot *slot_create(void)
 	if (!slot)
 		return NULL;
 	slot->number = ++last_number;
-	slot->netns = slot->user_namespace = slot->pidfd = slot->socket = -1;
+	slot->netns = slot->user_namespace = slot->pidfd = slot->socket = slot->keeper = -1;
 	slot->cgroup = (struct cgroup){.v2_dir = -1, .freezer = -1, .tasks = {-1, -1, -1}};
 	error = id_range_claim(&slot->first_id);
 	if (!error)

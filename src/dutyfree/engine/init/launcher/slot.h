@@ -18,6 +18,7 @@ struct slot {
 	/* Its parked process, or PID 1 of its sandbox; pid 0 if there is none. */
 	pid_t pid;
 	int pidfd, socket;
+	int keeper; /* to PID 1, for the socket of a new owner (keep.c); -1 without */
 };
 
 int slot_open(int proc);                              /* 0 or -errno */

@@ -248,6 +248,20 @@ int command_postpone(const char *payload, size_t size)
 	return 0;
 }
 
+void command_adopted(void)
+{
+	uint32_t ids[COMMANDS_MAX], count = 0;
+
+	for (unsigned i = 0; i < highest; i++)
+		if (commands[i]) {
+			ids[count++] = commands[i]->id;
+			/* The former owner took output with it, and the credit that it would have given back. */
+			commands[i]->credit = commands[i]->worker ? STREAMER_CREDIT : commands[i]->request.head;
+		}
+	outbox_frame(FRAME_ADOPTED, 0, 0, ids, count * sizeof *ids, NULL, 0);
+	command_resume_reading();
+}
+
 bool command_running(void)
 {
 	return highest > 0;

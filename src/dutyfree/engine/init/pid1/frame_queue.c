@@ -106,6 +106,15 @@ bool queue_cancel(uint32_t id)
 	return false;
 }
 
+void queue_clear(void)
+{
+	while (first) {
+		struct queued_frame *queued = unlink_at(&first);
+		close_fd(&queued->fd);
+		free(queued);
+	}
+}
+
 static struct queued_frame **next_ready(void)
 {
 	struct queued_frame **at = &first;

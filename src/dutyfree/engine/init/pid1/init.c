@@ -24,6 +24,8 @@ static size_t have, space = sizeof small - 1;
 static int received_fds[FDS]; /* descriptors, in the order of their frames */
 static unsigned received_count;
 static int epoll;
+static bool outlives_owner;
+static bool orphaned; /* the owner is gone, and there is no new one yet */
 
 static int take_fd(const struct frame *head)
 {
@@ -206,7 +208,7 @@ static bool has_whole_frame(void)
 /* Whether there are frames to handle and room for their answers. */
 static bool has_work(void)
 {
-	return !outbox_full() && (has_whole_frame() || queue_ready());
+	return !orphaned && !outbox_full() && (has_whole_frame() || queue_ready());
 }
 
 /* Handle frames for one turn. If the outbox is full, the rest waits until it has been sent. */
@@ -217,9 +219,34 @@ static void serve(void)
 	do {
 		handle_frames();
 		queue_run(perform);
-		if (outbox_due())
+		if (outbox_due() && !orphaned)
 			outbox_flush();
 	} while (has_work() && now() < end);
+}
+
+/* When we exit, the kernel kills all processes of the sandbox. Otherwise commands go on, and their results wait for a
+ * new owner. What the former one has half sent or not received is lost. */
+static void owner_gone(void)
+{
+	if (!outlives_owner)
+		_exit(0);
+	if (orphaned)
+		return;
+	orphaned = true;
+	epoll_ctl(epoll, EPOLL_CTL_DEL, CONTROL_FD, NULL);
+	while (received_count)
+		close(received_fds[--received_count]);
+	have = 0;
+	consume(0);
+	queue_clear();
+	outbox_clear();
+}
+
+void owner_deaf(void)
+{
+	if (!outlives_owner)
+		_exit(0);
+	outbox_clear();
 }
 
 static void receive(void)
@@ -234,9 +261,10 @@ static void receive(void)
 				: receive_message(CONTROL_FD, inbox + have, space - have, MSG_DONTWAIT, fds, FDS, &count);
 	if (size < 0 && (errno == EAGAIN || errno == EINTR))
 		return;
-	/* The owner is gone. When we exit, the kernel kills all processes of the sandbox. */
-	if (size <= 0)
-		_exit(0);
+	if (size <= 0) {
+		owner_gone();
+		return;
+	}
 	for (size_t i = 0; i < count; i++) {
 		if (received_count < FDS)
 			received_fds[received_count++] = fds[i];
@@ -287,13 +315,36 @@ static void watch_owner(int operation)
 	writing = second;
 }
 
-_Noreturn void init_run(int payload)
+/* The launcher sends the socket of a new owner. */
+static void adopt(void)
+{
+	char byte;
+	int fd;
+	size_t count;
+	ssize_t size = receive_message(KEEPER_FD, &byte, 1, MSG_DONTWAIT, &fd, 1, &count);
+
+	if (size < 0 && (errno == EAGAIN || errno == EINTR))
+		return;
+	if (size <= 0) /* the launcher is gone */
+		_exit(0);
+	if (!count)
+		return;
+	if (dup3(fd, CONTROL_FD, O_CLOEXEC) < 0)
+		_exit(73);
+	close(fd);
+	orphaned = false;
+	command_adopted();
+	watch_owner(EPOLL_CTL_ADD);
+}
+
+_Noreturn void init_run(int payload, bool kept)
 {
 	struct epoll_event events[64];
 	uint32_t answering = EPOLLIN;
 	sigset_t children;
 
 	payload_group = payload;
+	outlives_owner = kept;
 	epoll = epoll_create1(EPOLL_CLOEXEC);
 	sigemptyset(&children);
 	sigaddset(&children, SIGCHLD);
@@ -302,6 +353,8 @@ _Noreturn void init_run(int payload)
 	watch(EPOLL_CTL_ADD, signals, EPOLLIN, EVENT_CHILDREN);
 	if (broker_listener() >= 0)
 		watch(EPOLL_CTL_ADD, broker_listener(), EPOLLIN, EVENT_BROKER);
+	if (kept)
+		watch(EPOLL_CTL_ADD, KEEPER_FD, EPOLLIN, EVENT_KEEPER);
 	command_open(epoll);
 	verify_open();
 	call_open(epoll);
@@ -309,7 +362,8 @@ _Noreturn void init_run(int payload)
 	for (;;) {
 		serve();
 		command_prepare();
-		watch_owner(EPOLL_CTL_MOD);
+		if (!orphaned)
+			watch_owner(EPOLL_CTL_MOD);
 		uint64_t broker_due = broker_next();
 		uint32_t interest = broker_due == UINT64_MAX ? EPOLLIN : 0;
 		if (broker_listener() >= 0 && interest != answering)
@@ -318,15 +372,22 @@ _Noreturn void init_run(int payload)
 		int count = epoll_wait(epoll, events, 64, has_work() ? 0 : wait_ms(broker_due));
 		for (int i = 0; i < count; i++) {
 			uint64_t event = events[i].data.u64;
+			/* A new owner waits until we have read the last frames of the former one. */
+			if (event == EVENT_KEEPER && orphaned)
+				adopt();
+			else if (event == EVENT_OWNER && orphaned)
+				continue;
 			if (event == EVENT_OWNER && events[i].events & EPOLLOUT) {
 				outbox_flush();
 				command_resume_reading();
 			}
 			/* If the owner has closed its side, no one reads our answers. */
-			if (event == EVENT_OWNER && events[i].events & (EPOLLHUP | EPOLLERR))
-				_exit(0);
-			if (event == EVENT_OWNER && events[i].events & EPOLLIN)
+			if (event == EVENT_OWNER && events[i].events & (EPOLLHUP | EPOLLERR)) {
+				owner_deaf();
 				receive();
+			} else if (event == EVENT_OWNER && events[i].events & EPOLLIN) {
+				receive();
+			}
 			if (event == EVENT_CHILDREN) {
 				struct signalfd_siginfo info[8];
 				while (read(signals, info, sizeof info) == sizeof info)

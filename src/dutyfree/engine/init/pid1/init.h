@@ -19,6 +19,7 @@
 #define OOM_FD 5     /* file with the OOM kill count of our control group */
 #define PAYLOAD_FD 6 /* cgroup v2: the directory of our control group */
 #define ANSWER_FD 7  /* as a guest: where answers go */
+#define KEEPER_FD 8  /* if we outlive the owner: the launcher sends the socket of a new one */
 
 #define CAPABILITY(name) (1u << (name))
 /* Capabilities of root in the sandbox, valid in its user namespace only: Docker's defaults without raw sockets, device
@@ -30,9 +31,10 @@
 /* Init also reads the rlimits of processes that have changed their user, to find marks (process.c). */
 #define INIT_CAPABILITIES (COMMAND_CAPABILITIES | CAPABILITY(CAP_SYS_RESOURCE))
 
-enum { EVENT_OWNER, EVENT_CHILDREN, EVENT_BROKER, EVENT_COMMANDS /* and the following: two for each command */ };
+enum { EVENT_OWNER, EVENT_CHILDREN, EVENT_BROKER, EVENT_KEEPER, EVENT_COMMANDS /* and the following: two for each command */ };
 
-_Noreturn void init_run(int payload);
+_Noreturn void init_run(int payload, bool kept);
+void owner_deaf(void); /* the owner does not read any more: exits, unless we outlive it */
 extern int payload_group; /* cgroup v2: processes start in this group; -1 on v1 */
 
 /* --- Frames to the owner (outbox.c) -------------------------------------------------------------- */
@@ -43,7 +45,8 @@ void outbox_done(uint32_t id, int error); /* FRAME_DONE without a result */
 size_t outbox_size(void);
 bool outbox_due(void);   /* whether it should be sent now */
 bool outbox_full(void);  /* handle no further frames until it is sent */
-void outbox_flush(void); /* send what the socket takes; exits if the owner is gone */
+void outbox_flush(void); /* send what the socket takes */
+void outbox_clear(void); /* the owner is gone: drop what was not sent */
 
 /* --- In-band input (input.c) --------------------------------------------------------------------- */
 
@@ -62,6 +65,7 @@ void queue_note_latest(uint32_t id); /* the next frame may wait for this one */
 void queue_complete(uint32_t id, bool ok); /* the request with this id has ended */
 bool queue_has_dependents(uint32_t id); /* whether a frame waits for it */
 bool queue_cancel(uint32_t id);
+void queue_clear(void);
 bool queue_ready(void); /* whether a frame can be handled now */
 void queue_run(int (*handle)(const struct frame *head, char *payload, int fd));
 
@@ -78,6 +82,7 @@ int command_credit(uint32_t id, const char *payload, size_t size);
 int command_signal_all(const char *payload, size_t size);
 int command_signal(uint32_t id, const char *payload, size_t size);
 int command_postpone(const char *payload, size_t size);
+void command_adopted(void); /* tell a new owner which commands run, and let them print again */
 
 void command_readable(unsigned index, int stream); /* a command's pipe is readable */
 void command_resume_reading(void);                 /* the outbox has room again */

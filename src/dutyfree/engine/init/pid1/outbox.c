@@ -133,6 +133,14 @@ static void fail_attached(int error)
 	drop_attached(); /* closing a terminal hangs it up, which ends its command */
 }
 
+void outbox_clear(void)
+{
+	while (attached_count)
+		drop_attached();
+	begin = end = 0;
+	urgent = false;
+}
+
 void outbox_flush(void)
 {
 	while (begin < end) {
@@ -163,8 +171,10 @@ void outbox_flush(void)
 				return;
 			if (errno == ETOOMANYREFS && with_fd)
 				fail_attached(errno);
-			else if (errno != EINTR)
-				_exit(0); /* the owner is gone */
+			else if (errno != EINTR) {
+				owner_deaf();
+				return;
+			}
 			continue;
 		}
 		begin += (size_t)sent;

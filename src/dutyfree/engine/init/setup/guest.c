@@ -105,5 +105,5 @@ int guest_run(void)
 	is_guest = true;
 	oom_open();
 	outbox_frame(FRAME_READY, 0, 0, &ready, sizeof ready, NULL, 0);
-	init_run(-1);
+	init_run(-1, false);
 }

@@ -372,14 +372,19 @@ static int work_thread(void *unused)
 	int payload = own_slot->cgroup.v2_dir < 0 ? -1 : dup3(own_slot->cgroup.v2_dir, PAYLOAD_FD, O_CLOEXEC);
 	if (payload < 0 && !(host.without & WALL_NAMESPACES))
 		must_call(unshare(CLONE_NEWCGROUP), "create a cgroup namespace");
-	must_call(syscall(SYS_close_range, payload < 0 ? PAYLOAD_FD : PAYLOAD_FD + 1, ~0u, 0), "close descriptors");
+	int first = payload < 0 ? PAYLOAD_FD : PAYLOAD_FD + 1;
+	if (host.keeps) {
+		must_call(syscall(SYS_close_range, first, KEEPER_FD - 1, 0), "close descriptors");
+		first = KEEPER_FD + 1;
+	}
+	must_call(syscall(SYS_close_range, first, ~0u, 0), "close descriptors");
 	priority_open(payload >= 0);
 	oom_open();
 	set_capabilities(INIT_CAPABILITIES);
 	int listener = host.without & WALL_SECCOMP ? -EBUSY : seccomp_enter();
 	must(listener == -EBUSY ? 0 : listener, "install the seccomp filter");
 	broker_open(listener, activation.spec.flags & CREATE_SHARED_NETWORK);
-	init_run(payload);
+	init_run(payload, host.keeps);
 }
 
 /* Sent before the last steps, so that the owner wakes up meanwhile. Its requests wait in the socket until set-up ends.
@@ -450,6 +455,8 @@ _Noreturn void setup_run(const struct slot *slot)
 	control = CONTROL_FD;
 	must_call(dup3(HANDED_WEIGHT, WEIGHT_FD, O_CLOEXEC), "duplicate the CPU weight");
 	must_call(dup3(HANDED_OOM, OOM_FD, O_CLOEXEC), "duplicate the OOM events");
+	if (host.keeps)
+		must_call(dup3(HANDED_KEEPER, KEEPER_FD, O_CLOEXEC), "duplicate the launcher's socket");
 	must_call(clone(work_thread, stack + sizeof stack,
 			CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM, NULL),
 		  "start the work thread");
