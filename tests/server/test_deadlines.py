@@ -103,6 +103,7 @@ async def test_a_call_that_is_cancelled_leaves_the_queue(full: Full) -> None:
         lost = asyncio.create_task(hosted._connection.call("create", "", calls.Create("another")))
         await until(lambda: full.waiting == 1)
         assert hosted._connection._socket is not None
+        hosted._connection._closed = True  # otherwise it connects again, and asks again
         hosted._connection._socket.transport.abort()
         await until(lambda: full.waiting == 0)
         await asyncio.wait([lost])

@@ -57,7 +57,7 @@ def logged(state: Path, *arguments: str, **environment: str) -> Iterator[tuple[s
             assert found
             yield found[1], path, process.pid
         finally:
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
 
 
 def ask(address: str, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
