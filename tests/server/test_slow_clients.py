@@ -15,7 +15,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
-from dutyfree.server.bodies import LARGEST_REQUEST
+from dutyfree.server import listen
+from dutyfree.server.bodies import LARGEST_REQUEST, ByteBudget
 from dutyfree.server.connections import ConnectionLimits
 from dutyfree.server.quotas import QuotaLimits, Quotas
 from dutyfree.server.service import Service
@@ -178,6 +179,32 @@ async def test_a_body_without_a_size_is_counted(server: tuple[Service, str], raw
         assert b" 413 " in await raw.reader.readline()
     await sending
     assert await alive(server[1])
+
+
+@pytest.fixture(scope="module")
+async def small(server: tuple[Service, str]) -> AsyncIterator[tuple[str, ByteBudget]]:
+    """The address of the same server, where it has little memory for requests."""
+    budget = ByteBudget(1 << 20)
+    async with listen.serving(server[0], listen.Address("127.0.0.1:0"), budget=budget) as url:
+        yield url.removeprefix("http://"), budget
+
+
+@pytest.mark.parametrize("path", ["/files?path=x", "/sandboxes", "/swerex/x/execute"])
+async def test_whatever_route_reads_it_the_answer_is_the_same(
+    server: tuple[Service, str], small: tuple[str, ByteBudget], path: str
+) -> None:
+    service, address = server
+    name = await sandbox_of(address)
+    held = service.sandboxes.get("local", name)
+    access = f"e2b-sandbox-id: {name}\r\nx-access-token: {held.access_token}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{access}Transfer-Encoding: chunked\r\n\r\n"
+    client = await Raw.open(small[0])
+    await client.send(head.encode() + b"100000\r\n" + b" " * (1 << 20) + b"\r\n")
+    with anyio.fail_after(10):
+        assert b" 503 " in await client.reader.readline()
+    client.close()
+    await until(lambda: not small[1]._used)
+    await service.sandboxes.release(held)
 
 
 async def test_an_answer_that_is_not_read(server: tuple[Service, str]) -> None:

@@ -84,13 +84,16 @@ def bounded(app: ASGIApp, passes_on: Callable[[Scope], bool], budget: ByteBudget
 
         async def noticed(message: Message) -> None:
             nonlocal started
-            started = True
-            await send(message)
+            if body.refused is None:  # otherwise what a route makes of it is not the truth
+                started = True
+                await send(message)
 
         try:
             if _declared(scope) > LARGEST_REQUEST:
                 raise TooLarge
             await app(scope, body.receive, noticed)
+            if body.refused is not None:
+                raise body.refused
         except Refused as error:
             if not started:
                 await _answer(send, error)
@@ -108,17 +111,21 @@ class _Body:
         self._holder = holder
         self._receive = receive
         self._size = 0
+        self.refused: Refused | None = None
+        """Why the rest of the body was not read."""
 
     async def receive(self) -> Message:
         message = await self._receive()
         size = len(message.get("body", b""))
         if size:
             if self._size + size > LARGEST_REQUEST:
-                raise TooLarge
+                self.refused = TooLarge()
+                raise self.refused
             try:
                 self._budget.take(self._holder, size)
             except Exhausted as error:
-                raise TooMuch from error
+                self.refused = TooMuch()
+                raise self.refused from error
             self._size += size
         return message
 

@@ -45,6 +45,8 @@ T = TypeVar("T")
 
 LARGEST_GROUP = 4096
 """Sandboxes that one request may ask for."""
+LARGEST_LIST = 16384
+"""Sandboxes, recipes or files that one request may name."""
 LARGEST_BATCH = 4096
 """Actions of one batch."""
 PATIENCE = 60.0
@@ -197,6 +199,7 @@ def info(held: Held) -> SandboxInfo:
 @_handles
 async def keep_alive(context: Context, wanted: calls.KeepAlive) -> list[str]:
     gone = []
+    _check_many(wanted.sandboxes)
     for name in wanted.sandboxes:
         try:
             held = context.service.sandboxes.get(context.tenant, name)
@@ -219,18 +222,27 @@ async def prepare(context: Context, wanted: WireRecipe) -> None:
 
 @_handles
 async def prefetch(context: Context, wanted: calls.Prefetch) -> None:
+    _check_many(wanted.recipes)
+    demand_of(context.service, None, wanted.count)
     recipes = [await context.service.recipe(context.tenant, one) for one in wanted.recipes]
     await context.service.native.prefetch(recipes, wanted.count)
 
 
 @_handles
 async def facts(context: Context, _: Nothing) -> dict[str, str]:
-    return await context.service.native.facts()
+    return await context.service.facts()
 
 
 @_handles
 async def missing(context: Context, wanted: calls.Files) -> list[str]:
+    _check_many(wanted.digests)
     return await context.service.files.missing(context.tenant, wanted.digests)
+
+
+def _check_many(names: Sequence[object]) -> None:
+    """Raises UsageError for a list that would keep the server busy."""
+    if len(names) > LARGEST_LIST:
+        raise UsageError(f"a list of {len(names)}: a request may name {LARGEST_LIST}")
 
 
 @_handles

@@ -16,7 +16,7 @@ import uvicorn
 from dutyfree.contract.errors import Unavailable, UsageError
 from dutyfree.server.access import Access
 from dutyfree.server.app import Routes
-from dutyfree.server.bodies import bounded
+from dutyfree.server.bodies import ByteBudget, bounded
 from dutyfree.server.channel_socket import ChannelSocket
 from dutyfree.server.connections import ConnectionLimits, GuardedConfig, check_all
 from dutyfree.server.ports import passes_on
@@ -124,6 +124,7 @@ async def serving(
     certificate: Path | None = None,
     key: Path | None = None,
     connections: ConnectionLimits | None = None,
+    budget: ByteBudget | None = None,
 ) -> AsyncIterator[str]:
     """Serve while the context lasts; gives the URL. Raises UsageError, Unavailable."""
     check(address, service)
@@ -131,7 +132,7 @@ async def serving(
     access = Access(service.tokens, needs_token=not address.is_local or service.tokens.exist())
     routes = Routes(service, access)
     config = GuardedConfig(
-        bounded(routes.app(), passes_on),
+        bounded(routes.app(), passes_on, budget),
         connections or ConnectionLimits(),
         routes.ports,
         log_config=None,

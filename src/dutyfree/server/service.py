@@ -49,6 +49,8 @@ class Service:
         self.files = TenantFiles(state / "files")
         self.draining = False
         """Whether no further calls are taken, because another server is about to go on."""
+        self._facts: dict[str, str] | None = None
+        self._finding_facts = anyio.Lock()
         self._snapshots: dict[str, str] = {}
         """The tenant that owns each snapshot, by the image of its recipe."""
 
@@ -85,6 +87,13 @@ class Service:
     def networked(self) -> bool:
         """Whether sandboxes have networks of their own."""
         return self.native.node.factory.networked
+
+    async def facts(self) -> dict[str, str]:
+        """Facts about the engine. To find them takes a sandbox, so they are looked up once."""
+        async with self._finding_facts:
+            if self._facts is None:
+                self._facts = await self.native.facts()
+        return self._facts
 
     async def drain(self, seconds: float) -> None:
         """Take no further calls, and wait for those that run, at most so long."""
