@@ -18,6 +18,7 @@ from dutyfree.contract.errors import RecipeError
 from dutyfree.engine.layers.kept_state import KeptSnapshot
 from dutyfree.engine.layers.memory_layers import SNAPSHOT_SCHEME
 from dutyfree.server.admission import Admission
+from dutyfree.server.events import Events
 from dutyfree.server.files import TenantFiles
 from dutyfree.server.metrics import Metrics
 from dutyfree.server.records import SandboxRecords
@@ -45,6 +46,7 @@ class Service:
         self._records = records
         self.sandboxes = Sandboxes(records)
         self.metrics = Metrics(self.sandboxes)
+        self.events = Events(self.sandboxes, lambda: native.pool)
         self.admission = Admission(tokens.limits)
         self.files = TenantFiles(state / "files")
         self.draining = False
