@@ -12,6 +12,8 @@ from dutyfree.wire.errors import WireError
 
 OPERATOR = "operator"
 """The tenant whose tokens see what the whole server does."""
+SUBPROTOCOL = "dutyfree.token."
+"""Begins the WebSocket subprotocol that carries a token."""
 
 
 class Refused(Exception):  # noqa: N818 (names the state)
@@ -53,9 +55,14 @@ class Access:
 
 
 def _secret(connection: HTTPConnection) -> str:
-    """The token of a request, where our own clients or those of E2B put it."""
+    """The token of a request, where our own clients, those of E2B, or browsers put it."""
     kind, _, secret = connection.headers.get("authorization", "").partition(" ")
-    return secret.strip() if kind.lower() == "bearer" else connection.headers.get("x-api-key", "")
+    if kind.lower() == "bearer":
+        return secret.strip()
+    for protocol in connection.scope.get("subprotocols", ()):  # all that a browser can send with a WebSocket
+        if protocol.startswith(SUBPROTOCOL):
+            return str(protocol.removeprefix(SUBPROTOCOL))
+    return connection.headers.get("x-api-key", "")
 
 
 def _check_origin(connection: HTTPConnection) -> None:

@@ -1,8 +1,9 @@
-"""What happens on the server, for those who listen (``wire.events``), and for a while for those who come back.
+"""What happens on the server, for those who listen, and for a while for those who come back.
 
-An action costs a few microseconds if nobody listens: an event is a small struct in a ring of fixed length, and
-is encoded when it is read. Each tenant has a ring and numbers of its own, so that neither the numbers nor the
-losses of one tenant tell what others do. Those who may see everything read one more ring, which has all events.
+An action costs a few microseconds if nobody listens: an event (``wire.events``) is a small struct in a ring of
+fixed length, and is encoded when it is read. Each tenant has a ring and numbers of its own, so that neither
+the numbers nor the losses of one tenant tell what others do. Those who may see everything read one more ring,
+which has all events.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ _SUBJECTS: dict[str, Callable[[Any], object]] = {
     "batch": lambda wanted: f"{len(wanted.actions)} actions",
     "fork": lambda wanted: f"{wanted.count} copies",
     "connect": lambda wanted: f"port {wanted.port}",
-    **dict.fromkeys(("create", "prepare"), lambda wanted: getattr(wanted, "recipe", wanted).image),
+    **dict.fromkeys(("create", "prepare"), lambda wanted: _image(wanted)),
 }
 """What the label of a call shows of its arguments."""
 
@@ -339,6 +340,11 @@ class Events:
         """The sandboxes of a tenant, or all."""
         found = self.sandboxes.all() if tenant is None else self.sandboxes.of(tenant)
         return tuple(described(held) for held in found)
+
+
+def _image(wanted: Any) -> object:
+    """The image that a creation names, or the recipe itself."""
+    return getattr(wanted, "recipe", wanted).image or "the usual image"
 
 
 def recorded(function: Handler) -> Handler:
