@@ -1,9 +1,9 @@
 """What happens on the server, for those who listen, and for a while for those who come back.
 
-An action costs a few microseconds if nobody listens: an event (``wire.events``) is a small struct in a ring of
-fixed length, and is encoded when it is read. Each tenant has a ring and numbers of its own, so that neither
-the numbers nor the losses of one tenant tell what others do. Those who may see everything read one more ring,
-which has all events.
+If nobody listens, an action costs a few microseconds: an event (``wire.events``) is a small struct in a ring
+of fixed length, and is encoded when it is read. Each tenant has a ring and numbers of its own, so that the
+numbers and the losses of one tenant do not tell what others do. Those who may see everything read one more
+ring, which has all events.
 """
 
 from __future__ import annotations

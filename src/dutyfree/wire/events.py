@@ -36,7 +36,7 @@ class Created(Event, kw_only=True):
     labels: dict[str, str] = {}
     """At most a few, and shortened."""
     group: str = ""
-    """The same for all sandboxes of one creation, or with the same label ``group``; empty if there is none."""
+    """The same for all sandboxes of one creation, or with the same label ``group``; empty if none."""
     served: Served | None = None
     """From what it was made, in how many seconds, and what a cold start would have cost."""
     spans: tuple[Span, ...] = ()

@@ -2,15 +2,15 @@
 
 import { h, s } from "./dom.js";
 import { outline, quantile } from "./distribution.js";
-import { plural, rate, seconds } from "./format.js";
+import { clock, plural, rate, seconds } from "./format.js";
 
 const ROW = 26;
 
-// An axis that ends at 1, 2 or 5 times a power of ten.
+// The end of an axis: a round number.
 function niceTop(most) {
   if (most <= 1) return 1;
   const power = 10 ** Math.floor(Math.log10(most));
-  return [1, 2, 5, 10].map((factor) => factor * power).find((top) => top >= most);
+  return [1, 1.5, 2, 3, 5, 8, 10].map((factor) => factor * power).find((top) => top >= most);
 }
 
 export function rates(node, points, step, width) {
@@ -49,20 +49,20 @@ export function rates(node, points, step, width) {
 
 // One row for each phase: its distribution on a logarithmic axis, with p50 and p95.
 export function phases(node, rows, width) {
-  const [left, right, low, high] = [66, 132, -5, 1];
-  const height = rows.length * ROW + 22;
+  const [left, right, top, low, high] = [66, 132, 12, -6, 1];
+  const height = top + rows.length * ROW + 20;
   const inner = width - left - right;
   const x = (power) => left + (inner * (Math.min(Math.max(power, low), high) - low)) / (high - low);
   const parts = [];
-  const ticks = { [-5]: "10 µs", [-4]: "100 µs", [-3]: "1 ms", [-2]: "10 ms", [-1]: "100 ms", 0: "1 s", 1: "10 s" };
+  const ticks = { [-6]: "1 µs", [-5]: "10 µs", [-4]: "100 µs", [-3]: "1 ms", [-2]: "10 ms", [-1]: "100 ms", 0: "1 s", 1: "10 s" };
   for (let power = low; power <= high; power += 1) {
-    parts.push(s("line", { class: "rule", x1: x(power), x2: x(power), y1: 2, y2: height - 18 }));
-    if (inner > 330 || (power - low) % 2 === 0) parts.push(s("text", { x: x(power), y: height - 4, "text-anchor": "middle" }, ticks[power]));
+    parts.push(s("line", { class: "rule", x1: x(power), x2: x(power), y1: top, y2: height - 18 }));
+    if (inner > 400 || (power - low) % 2 === 0) parts.push(s("text", { x: x(power), y: height - 4, "text-anchor": "middle" }, ticks[power]));
   }
-  parts.push(s("text", { x: width - 70, y: height - 4, "text-anchor": "end" }, "p50"), s("text", { x: width, y: height - 4, "text-anchor": "end" }, "p95"));
+  parts.push(s("text", { x: width - 70, y: 9, "text-anchor": "end" }, "p50"), s("text", { x: width, y: 9, "text-anchor": "end" }, "p95"));
   const said = [];
   rows.forEach(({ name, total, colour }, index) => {
-    const base = (index + 1) * ROW - 2;
+    const base = top + (index + 1) * ROW - 2;
     const middle = quantile(total, 0.5);
     const tail = quantile(total, 0.95);
     parts.push(s("text", { class: "name", x: 0, y: base - 6 }, name));
@@ -125,7 +125,7 @@ export function timeline(node, actions, from, to, width, options = {}) {
     if (row < 0) row = ends.length < most ? ends.length : most - 1;
     ends[row] = start + long + 0.5;
     const y = row * lane + 1;
-    if (long < 12 || !action.spans?.length || action.outcome !== "ok") {
+    if (options.plain || long < 12 || !action.spans?.length || action.outcome !== "ok") {
       parts.push(s("rect", { class: outcomeClass(action), x: start, y, width: long, height: lane - 3, rx: 1 }));
     } else {
       parts.push(s("rect", { class: "phase-other", x: start, y, width: long, height: lane - 3, rx: 1 }));
@@ -140,7 +140,7 @@ export function timeline(node, actions, from, to, width, options = {}) {
     const step = niceStep(span, width);
     for (let at = 0; at <= span; at += step) {
       const anchor = at === 0 ? "start" : x(from + at) > width - 24 ? "end" : "middle";
-      parts.push(s("text", { x: x(from + at), y: tall + 15, "text-anchor": anchor }, options.relative ? `+${seconds(at)}`.replace("+0 s", "0") : new Date((from + at) * 1000).toLocaleTimeString("en-GB")));
+      parts.push(s("text", { x: x(from + at), y: tall + 15, "text-anchor": anchor }, options.relative ? `+${seconds(at)}`.replace("+0 s", "0") : clock(from + at, step < 1)));
     }
   }
   draw(node, width, tall + (axis ? 19 : 0), options.label ?? `Timeline of ${plural(actions.length, "action")}; the table below has them`, parts);
@@ -153,7 +153,7 @@ function niceStep(span, width) {
 
 export function outcomeClass(action) {
   if (action.outcome === "ok") return "ok";
-  return action.error && action.outcome !== "cancelled" ? "error" : "failed";
+  return ["infrastructure", "program"].includes(action.outcome) ? "error" : "failed";
 }
 
 export function phaseBar(spans, total) {

@@ -36,8 +36,10 @@ export function percent(part, whole) {
   return share > 0 && share < 10 ? `${share.toFixed(1)} %` : `${Math.round(share)} %`;
 }
 
-export function clock(unix) {
-  return new Date(unix * 1000).toLocaleTimeString("en-GB");
+export function clock(unix, precise = false) {
+  const time = new Date(unix * 1000);
+  const whole = time.toLocaleTimeString("en-GB");
+  return precise ? `${whole}.${String(time.getMilliseconds()).padStart(3, "0")}` : whole;
 }
 
 export function plural(number, one, several = `${one}s`) {

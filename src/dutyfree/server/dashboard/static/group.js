@@ -49,7 +49,7 @@ export class GroupView {
     const items = [...heads, ...members.flatMap((member) => ["name", "lane", "count", "failed", "busy"].map((part) => ({ key: `${member.id} ${part}`, member, part }))), { key: "axis gap", part: "gap" }, { key: "axis", part: "axis" }];
     keyed(this.lanes, items, (item) => item.key, (item) => {
       if (item.head !== undefined) return h("span", { class: item.index > 2 ? "h number wide-only" : "h" + (item.index === 2 ? " number" : "") }, item.head);
-      if (item.part === "name") return h("span", {}, h("span", { class: "state" }), " ", link(item.member));
+      if (item.part === "name") return h("span", {}, h("span", { class: "state" }, h("span", { class: "visually-hidden" })), " ", link(item.member));
       if (item.part === "lane") return h("div", {}, s("svg", { class: "chart" }));
       if (item.part === "axis") return h("div", {}, s("svg", { class: "chart" }));
       if (item.part === "gap") return h("span");
@@ -57,11 +57,11 @@ export class GroupView {
     }, (node, { member, part }) => {
       if (part === "name") {
         setAttribute(node.firstChild, "data-state", member.state(now));
-        setAttribute(node.firstChild, "title", member.state(now));
+        setText(node.firstChild.firstChild, member.state(now));
       }
       if (part === "lane" && node.clientWidth) {
         const label = `${shortId(member.id)}: ${plural(member.count, "action")}, ${count(member.failed)} failed`;
-        charts.timeline(node.firstChild, member.actions, from, to, node.clientWidth, { axis: false, most: 1, lane: 18, label });
+        charts.timeline(node.firstChild, member.actions, from, to, node.clientWidth, { axis: false, most: 1, lane: 18, plain: true, label });
       }
       if (part === "axis" && node.clientWidth) charts.timeline(node.firstChild, [], from, to, node.clientWidth, { lane: 1, relative: true, label: "Seconds since the creation" });
       if (part === "count") setText(node, count(member.count));

@@ -10,7 +10,7 @@ const FILES = new Set(["read", "write", "list", "remove", "edit", "search"]);
 const LONG = new Set(["shell", "terminal", "watch", "connect", "process_output", "process_wait"]);
 const ACTIONS = 400; // kept of one sandbox
 const ENDED = 200; // sandboxes kept after their end
-const FAILURES = 60;
+const CAUSES = 60;
 const ACTIVE = 2; // seconds after an action in which a sandbox counts as active
 const ENDING = 15; // seconds
 
@@ -54,7 +54,7 @@ export class Model {
   constructor() {
     this.sandboxes = new Map();
     this.ended = new Map();
-    this.failures = [];
+    this.causes = new Map();
     this.seconds = new Map();
     this.phases = new Map();
     this.pool = { served: [], saved_seconds: 0, waited_seconds: 0 };
@@ -135,9 +135,12 @@ export class Model {
   }
 
   on_failure(event) {
-    this.acted(event, event.outcome === "cancelled" ? "failed" : "error");
-    this.failures.unshift(event);
-    this.failures.length = Math.min(this.failures.length, FAILURES);
+    this.acted(event, ["infrastructure", "program"].includes(event.outcome) ? "error" : "failed");
+    const key = `${event.outcome} ${event.call} ${event.error.code} ${event.error.message}`;
+    const known = this.causes.get(key);
+    this.causes.delete(key); // to its place at the end
+    this.causes.set(key, { key, count: (known?.count ?? 0) + 1, last: event });
+    if (this.causes.size > CAUSES) this.causes.delete(this.causes.keys().next().value);
   }
 
   acted(event, column) {
@@ -259,7 +262,7 @@ export class Model {
     return [...found.entries()].map(([id, members]) => ({ id, members }));
   }
 
-  failuresWithin(width) {
-    return this.rates(width, 1).reduce((sum, one) => sum + one.error, 0);
+  failuresWithin(width, column = "error") {
+    return this.rates(width, 1).reduce((sum, one) => sum + one[column], 0);
   }
 }

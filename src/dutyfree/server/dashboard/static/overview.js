@@ -25,7 +25,7 @@ export class Overview {
     this.filter = "";
     this.widths = new Map();
     this.figures = {};
-    this.node = h("div", { class: "grid" }, h("h1", { class: "visually-hidden" }, "Overview"), this.strip(), this.rate(), this.latency(), this.warmth(), this.pool(), this.table(), this.side());
+    this.node = h("div", { class: "grid" }, h("h1", { class: "visually-hidden" }, "Overview"), this.strip(), h("div", { class: "column w7" }, this.rate(), this.warmth(), this.table()), h("div", { class: "column w5" }, this.latency(), this.pool(), ...this.side()));
     this.observers = [this.rateChart, this.phaseChart, this.cellsBox].map((node) => onWidth(node.parentElement === null ? node : node.parentElement, () => this.render()));
   }
 
@@ -34,7 +34,7 @@ export class Overview {
   }
 
   strip() {
-    const names = { live: "Live sandboxes", rate: "Actions per second", latency: "Command, p50", hits: "Served by the pool", saved: "Saved", errors: "Failures, 5 min" };
+    const names = { live: "Live sandboxes", rate: "Actions per second", latency: "Command, p50", hits: "Served by the pool", saved: "Saved", errors: "Errors, 5 min" };
     const list = h("dl", { class: "panel figures", "aria-label": "Key figures" });
     for (const [key, name] of Object.entries(names)) {
       const value = h("span", { class: "value" });
@@ -47,20 +47,20 @@ export class Overview {
 
   rate() {
     this.rateChart = s("svg", { class: "chart" });
-    const legend = h("p", { class: "legend note" }, ...[["ok", "returned"], ["failed", "exit code or timeout"], ["error", "error"]].map(([name, text]) => h("span", {}, h("i", { class: `swatch ${name}-swatch` }), text)));
-    return panel("w7", "Actions per second", legend, h("div", {}, this.rateChart));
+    const legend = h("p", { class: "legend note" }, ...[["ok", "succeeded"], ["failed", "failed by its own doing"], ["error", "error"]].map(([name, text]) => h("span", {}, h("i", { class: `swatch ${name}-swatch` }), text)));
+    return panel("", "Actions per second", legend, h("div", {}, this.rateChart));
   }
 
   latency() {
     this.phaseChart = s("svg", { class: "chart" });
-    return panel("w5", "Latency by phase", h("p", { class: "note" }, "the last 5 minutes"), h("div", {}, this.phaseChart));
+    return panel("", "Latency by phase", h("p", { class: "note" }, "the last 5 minutes"), h("div", {}, this.phaseChart));
   }
 
   warmth() {
     this.cellsBox = h("div", { class: "warmth" });
     this.noSandboxes = h("p", { class: "empty" }, "No sandboxes. Create one: POST /v1/sandboxes");
     const legend = h("p", { class: "legend note" }, h("span", {}, "filled: active"), h("span", {}, "pale: idle"), h("span", {}, "outlined: paused"));
-    return panel("w7", "Sandboxes by warmth and state", legend, h("div", {}, this.cellsBox), this.noSandboxes);
+    return panel("", "Sandboxes by warmth and state", legend, h("div", {}, this.cellsBox), this.noSandboxes);
   }
 
   pool() {
@@ -68,7 +68,7 @@ export class Overview {
     this.poolNote = h("p", { class: "note" });
     this.poolCounters = h("p", { class: "counters" });
     const head = h("tr", {}, ...["Came from", "Found ready"].map((name) => h("th", { scope: "col" }, name)), ...["Served", "Share", "Mean"].map((name) => h("th", { scope: "col", class: "number" }, name)), h("th", { scope: "col", class: "fill" }, h("span", { class: "visually-hidden" }, "Share as a bar")));
-    return panel("w5", "Pool: what sandboxes came from", this.poolNote, scrolling("Pool by stage", h("table", {}, h("thead", {}, head), this.poolRows)), this.poolCounters);
+    return panel("", "Pool: what sandboxes came from", this.poolNote, scrolling("Pool by stage", h("table", {}, h("thead", {}, head), this.poolRows)), this.poolCounters);
   }
 
   table() {
@@ -77,7 +77,7 @@ export class Overview {
     this.tableNote = h("p", { class: "note", "aria-live": "off" });
     const search = h("input", { type: "search", placeholder: "id, label, state or command", "aria-label": "Filter the sandboxes", oninput: (event) => { this.filter = event.target.value.toLowerCase(); this.render(); } });
     const head = h("tr", {}, h("th", { scope: "col" }, "Sandbox"), this.tenantHead, ...["State", "Came from", "Lease"].map((name) => h("th", { scope: "col" }, name)), h("th", { scope: "col", class: "number" }, "Actions"), h("th", { scope: "col", class: "fill" }, "Last action"), h("th", { scope: "col", class: "number" }, "Took"));
-    const found = panel("w8", "Sandboxes", h("div", { class: "tools" }, search), scrolling("Sandboxes", h("table", {}, h("thead", {}, head), this.rows)), h("p", { class: "note" }, this.tableNote));
+    const found = panel("", "Sandboxes", h("div", { class: "tools" }, search), scrolling("Sandboxes", h("table", {}, h("thead", {}, head), this.rows)), h("p", { class: "note" }, this.tableNote));
     return found;
   }
 
@@ -88,7 +88,7 @@ export class Overview {
     this.endingEmpty = h("p", { class: "empty" }, "None within 15 seconds");
     this.failureEmpty = h("p", { class: "empty" }, "No call has failed");
     this.groupPanel = panel("", "Groups", h("p", { class: "note" }, "from one creation"), this.groupList);
-    return h("div", { class: "columns" }, panel("", "Failures", h("p", { class: "note" }, "the latest first"), this.failureList, this.failureEmpty), panel("", "Leases about to end", null, this.endingList, this.endingEmpty), this.groupPanel);
+    return [panel("", "Failures by cause", h("p", { class: "note" }, "the latest first"), this.failureList, this.failureEmpty), panel("", "Leases about to end", null, this.endingList, this.endingEmpty), this.groupPanel];
   }
 
   // --- Rendering ----------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ export class Overview {
     set("hits", percent(hits, all), `${count(hits)} of ${plural(all, "sandbox", "sandboxes")}`);
     set("saved", duration(Math.max(0, model.pool.saved_seconds ?? 0)), "compared with cold starts");
     const errors = model.failuresWithin(WINDOW);
-    set("errors", count(errors), errors ? `last ${model.failures[0]?.error.code ?? ""}` : "no errors", errors > 0);
+    set("errors", count(errors), `and ${plural(model.failuresWithin(WINDOW, "failed"), "failed action")}`, errors > 0);
   }
 
   renderPhases(now) {
@@ -184,9 +184,8 @@ export class Overview {
     const tenants = new Set([...model.sandboxes.values()].map((one) => one.tenant));
     const many = model.seesAll && (tenants.size > 1 || (tenants.size === 1 && !tenants.has(model.tenant)));
     this.tenantHead.hidden = !many;
-    const order = { active: 0, paused: 1, idle: 2 };
     const found = [...model.sandboxes.values()].filter((one) => matches(one, this.filter, now));
-    found.sort((one, other) => order[one.state(now)] - order[other.state(now)] || other.created - one.created || (one.id < other.id ? -1 : 1));
+    found.sort((one, other) => other.created - one.created || (one.id < other.id ? -1 : 1));
     const shown = found.slice(0, ROWS);
     keyed(this.rows, shown, (one) => one.id, (one) => sandboxRow(one), (row, one) => updateRow(row, one, now, many));
     const rest = found.length - shown.length;
@@ -200,9 +199,9 @@ export class Overview {
     keyed(this.endingList, ending, (one) => one.id, (one) => h("li", {}, h("div", { class: "row" }, h("span", { class: "cut" }, link(one), " ", h("span", { class: "note" }, one.name())), h("span", { class: "outcome", "data-outcome": "failed" }))), (node, one) => {
       setText(node.firstChild.lastChild, `in ${duration(one.expires - now)}`);
     });
-    const failures = model.failures.slice(0, 8);
-    this.failureEmpty.hidden = failures.length > 0;
-    keyed(this.failureList, failures, (one) => `${one.at} ${one.tenant} ${one.number}`, (one) => failureItem(one));
+    const causes = [...model.causes.values()].reverse().slice(0, 6);
+    this.failureEmpty.hidden = causes.length > 0;
+    keyed(this.failureList, causes, (one) => one.key, (one) => causeItem(one), updateCause);
     const groups = model.groups().sort((one, other) => other.members[0].created - one.members[0].created).slice(0, 8);
     this.groupPanel.hidden = groups.length === 0;
     keyed(this.groupList, groups, (one) => one.id, (one) => h("li", {}, h("div", { class: "row" }, h("span", { class: "cut" }, h("a", { href: `#/group/${encodeURIComponent(one.id)}`, class: "mono" }, shortId(one.id)), " ", h("span", { class: "note" }, one.members[0].name())), h("span", { class: "note" }))), (node, one) => {
@@ -262,7 +261,16 @@ function updateRow(row, one, now, many) {
   setText(took, running ? `${duration(now - running.at)}…` : action ? seconds(action.seconds) : "");
 }
 
-export function failureItem(one) {
-  const where = one.sandbox ? h("a", { href: `#/sandbox/${encodeURIComponent(one.sandbox)}`, class: "mono" }, shortId(one.sandbox)) : null;
-  return h("li", {}, h("div", { class: "row" }, h("span", { class: "cut" }, h("b", {}, one.call), " ", h("span", { class: "label" }, one.label ?? "")), where, h("span", { class: "note" }, clock(one.at))), h("p", { class: "cause", "data-outcome": one.outcome }, `${one.outcome}: ${one.error.message}`), one.error.remedy ? h("p", { class: "note" }, one.error.remedy) : null);
+function causeItem({ last }) {
+  return h("li", {}, h("div", { class: "row" }, h("span", { class: "cut" }, h("b", {}, last.call), " ", h("span", { class: "label" })), h("span", { class: "note" }), h("span", { class: "note" })), h("p", { class: "cause", "data-outcome": last.outcome }, `${last.outcome}: ${last.error.message}`), last.error.remedy ? h("p", { class: "note" }, last.error.remedy) : null);
+}
+
+function updateCause(node, { last, count: number }) {
+  const [what, times, where] = node.firstChild.children;
+  setText(what.lastChild, last.label ?? "");
+  setText(times, number > 1 ? `${count(number)} times, ` + clock(last.at) : clock(last.at));
+  if (last.sandbox && where.dataset.sandbox !== last.sandbox) {
+    where.dataset.sandbox = last.sandbox;
+    if (!where.contains(document.activeElement)) where.replaceChildren(link({ id: last.sandbox }));
+  }
 }
