@@ -395,12 +395,15 @@ async def terminal(context: Context, wanted: calls.TerminalStart) -> Observation
     )
     async with opening as opened:
         await context.send(b"")  # it is open
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_type, context, opened)
-            while data := await opened.read():
-                await context.send(data)
-            seen = await opened.wait()
-            tasks.cancel_scope.cancel()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_type, context, opened)
+                while data := await opened.read():
+                    await context.send(data)
+                seen = await opened.wait()
+                tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:  # the sandbox may end before its terminal
+            raise _first(group) from group
         return seen
 
 
