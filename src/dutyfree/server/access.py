@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
@@ -37,6 +38,7 @@ class Access:
         _check_origin(connection)
         secret = _secret(connection)
         if not self._needs_token and not secret.startswith(PREFIX):
+            _check_host(connection)
             return LOCAL
         if not secret:
             raise Refused(401, "unauthorized", "the server needs a token", "send Authorization: Bearer TOKEN")
@@ -63,6 +65,25 @@ def _secret(connection: HTTPConnection) -> str:
         if protocol.startswith(SUBPROTOCOL):
             return str(protocol.removeprefix(SUBPROTOCOL))
     return connection.headers.get("x-api-key", "")
+
+
+def _check_host(connection: HTTPConnection) -> None:
+    """Refuse names that a foreign site could let point to this machine (DNS rebinding). Raises Refused.
+
+    To a browser, the pages of such a site and this server are then the same site. It has no token, though.
+    """
+    host = urlsplit(f"//{connection.headers.get('host', '')}").hostname or ""
+    if "." not in host or host.endswith(".localhost"):
+        return  # localhost, a name of this network, an IPv6 address, or a Unix socket
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        raise Refused(
+            403,
+            "forbidden",
+            f"without a token, {host[:80]} may not be the name of this server",
+            "use 127.0.0.1",
+        ) from None
 
 
 def _check_origin(connection: HTTPConnection) -> None:

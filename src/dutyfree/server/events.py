@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from itertools import islice
 from operator import attrgetter
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from dutyfree.contract import Observation
-from dutyfree.contract.errors import DutyfreeError, verdict
+from dutyfree.contract.errors import DutyfreeError, SandboxClosed, verdict
 from dutyfree.engine.pool.scheduler.ledger import Ledger
 from dutyfree.server.sandboxes import Held, Sandboxes
 from dutyfree.wire.calls import BatchResult
@@ -44,6 +44,8 @@ from dutyfree.wire.events import (
 if TYPE_CHECKING:
     from dutyfree.engine.pool.pool import Pool as SandboxPool
     from dutyfree.server.handlers import Context, Handler
+
+T = TypeVar("T")
 
 KEPT = 4096
 """Events of a ring."""
@@ -67,6 +69,10 @@ QUIET = frozenset({"keep_alive", "sandboxes", "facts", "missing", "release"})
 """Calls that have an event of their own, or that change nothing."""
 NODE = frozenset({"create", "prepare", "prefetch", "put_files", "forget"})
 """Calls for the whole server. They have an event if they fail."""
+
+_CANCELLED = WireError(
+    "cancelled", "the client cancelled the call, went away, or ended the sandbox", "program", False
+)
 
 _SUBJECTS: dict[str, Callable[[Any], object]] = {
     **dict.fromkeys(("exec", "start", "terminal"), attrgetter("command")),
@@ -120,6 +126,10 @@ class Running:
         self.start = perf_counter()
         self.announced = False
 
+    @property
+    def sandbox(self) -> str:
+        return "" if self.held is None else self.held.id
+
 
 class Events:
     """The events of one server."""
@@ -172,22 +182,24 @@ class Events:
         held = self.sandboxes.find(context.sandbox_id)
         return held if held is not None and held.tenant == context.tenant else None
 
-    def end(self, running: Running, result: object = None) -> None:
+    def forget(self, running: Running) -> None:
+        """A call has returned that needs no event."""
+        del self._running[running.tenant, running.number]
+
+    def end(self, running: Running, result: object, outcome: Outcome) -> None:
         """A call has returned."""
         seconds = perf_counter() - running.start
-        del self._running[running.tenant, running.number]
-        if running.held is None:
-            return
+        self.forget(running)
         seen = result if isinstance(result, Observation) else None
         self.publish(
             Action(
                 at=time.time(),
                 tenant=running.tenant,
-                sandbox=running.held.id,
+                sandbox=running.sandbox,
                 call=running.call,
                 label=running.label,
                 seconds=seconds,
-                outcome=_outcome(result),
+                outcome=outcome,
                 exit_code=None if seen is None else seen.exit_code,
                 signal=None if seen is None else seen.signal,
                 oom=seen is not None and seen.oom,
@@ -199,23 +211,23 @@ class Events:
     def fail(self, running: Running, error: BaseException) -> None:
         """A call has raised an error, or was cancelled."""
         seconds = perf_counter() - running.start
-        del self._running[running.tenant, running.number]
-        cancelled = not isinstance(error, Exception)
-        if cancelled and running.held is None:
+        self.forget(running)
+        held = running.held
+        over = held is not None and held.released and isinstance(error, SandboxClosed)
+        cancelled = over or not isinstance(error, Exception)
+        if cancelled and held is None:
             return
         outcome: Outcome = "cancelled" if cancelled else verdict(error)
         self.publish(
             Failure(
                 at=time.time(),
                 tenant=running.tenant,
-                sandbox="" if running.held is None else running.held.id,
+                sandbox=running.sandbox,
                 call=running.call,
                 label=running.label,
                 seconds=seconds,
                 outcome=outcome,
-                error=WireError("cancelled", "the client cancelled the call or went away", "program", False)
-                if cancelled
-                else _shortened(error),
+                error=_CANCELLED if cancelled else _shortened(error),
                 number=running.number,
             )
         )
@@ -233,9 +245,9 @@ class Events:
             self.publish(Released(at=time.time(), tenant=held.tenant, sandbox=held.id))
         elif event == "expired":
             self._lease("expired", [held])
-        elif event == "extended":  # a client extends all its leases at once
+        elif event == "extended":  # some clients extend all their leases at once, others one at each call
             if not self._extended:
-                asyncio.get_running_loop().call_soon(self._flush_extended)
+                asyncio.get_running_loop().call_later(TICK, self._flush_extended)
             self._extended[held.id] = held
 
     def _flush_extended(self) -> None:
@@ -276,6 +288,11 @@ class Events:
             if not self._listeners and self._ticking is not None:
                 self._ticking.cancel()
                 self._ticking = None
+
+    @property
+    def ticks(self) -> bool:
+        """Whether it looks at leases, pauses and long calls, once a second."""
+        return self._ticking is not None
 
     def crowded(self, name: str) -> bool:
         return self._listeners[name] >= LISTENERS
@@ -364,21 +381,24 @@ def recorded(function: Handler) -> Handler:
         except BaseException as error:
             events.fail(running, error)
             raise
-        events.end(running, result)
+        if of_sandbox:
+            events.end(running, result, outcome_of(result))
+        else:
+            events.forget(running)
         return result
 
     return run
 
 
-async def acted(events: Events, call: str, command: object, held: Held, work: Awaitable[Any]) -> Any:
-    """Carry out a call that has no handler, and publish how it ends."""
+async def acted(events: Events, call: str, command: object, held: Held, work: Awaitable[T]) -> T:
+    """Carry out a call in a sandbox that has no handler, and publish how it ends."""
     running = events.begin(call, short(command), held.tenant, held)
     try:
         result = await work
     except BaseException as error:
         events.fail(running, error)
         raise
-    events.end(running, result)
+    events.end(running, result, outcome_of(result))
     return result
 
 
@@ -409,7 +429,8 @@ def described(held: Held) -> Created:
     )
 
 
-def _outcome(result: object) -> Outcome:
+def outcome_of(result: object) -> Outcome:
+    """How a call ended that has returned this."""
     if isinstance(result, Observation):
         if result.timed_out:
             return "timeout"
@@ -420,7 +441,7 @@ def _outcome(result: object) -> Outcome:
 
 
 def _batch_outcome(result: BatchResult) -> Outcome:
-    return result.error.verdict if result.error is not None else _outcome(result.observation)
+    return result.error.verdict if result.error is not None else outcome_of(result.observation)
 
 
 def _shortened(error: BaseException) -> WireError:

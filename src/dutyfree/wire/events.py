@@ -29,7 +29,7 @@ class Event(
     tenant: str
 
 
-class Created(Event, kw_only=True):
+class Created(Event, frozen=True, kw_only=True):
     """A sandbox was created; in ``State``, a sandbox that exists."""
 
     sandbox: str
@@ -45,7 +45,7 @@ class Created(Event, kw_only=True):
     paused: bool = False
 
 
-class Began(Event, kw_only=True):
+class Began(Event, frozen=True, kw_only=True):
     """A call has been running for longer than a second. Sent while somebody listens; an Action follows."""
 
     sandbox: str
@@ -55,7 +55,7 @@ class Began(Event, kw_only=True):
     """Of the call, among those of its tenant. The same as in its Action or Failure."""
 
 
-class Action(Event, kw_only=True):
+class Action(Event, frozen=True, kw_only=True):
     """A call in a sandbox has returned."""
 
     sandbox: str
@@ -72,7 +72,7 @@ class Action(Event, kw_only=True):
     number: int = 0
 
 
-class Failure(Event, kw_only=True):
+class Failure(Event, frozen=True, kw_only=True):
     """A call has raised an error: in a sandbox, or, if ``sandbox`` is empty, one for the whole server."""
 
     sandbox: str = ""
@@ -84,7 +84,7 @@ class Failure(Event, kw_only=True):
     number: int = 0
 
 
-class Lease(Event, kw_only=True):
+class Lease(Event, frozen=True, kw_only=True):
     """Leases were extended, are about to end, or have ended."""
 
     change: Literal["extended", "ending", "expired"]
@@ -92,14 +92,14 @@ class Lease(Event, kw_only=True):
     """Unix time of the end of each lease."""
 
 
-class Paused(Event, kw_only=True):
+class Paused(Event, frozen=True, kw_only=True):
     """A sandbox was paused or resumed. Sent while somebody listens."""
 
     sandbox: str
     paused: bool
 
 
-class Released(Event, kw_only=True):
+class Released(Event, frozen=True, kw_only=True):
     """A sandbox has ended."""
 
     sandbox: str
@@ -114,7 +114,7 @@ class ServedCount(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class Pool(Event, kw_only=True):
+class Pool(Event, frozen=True, kw_only=True):
     """How sandboxes were served since the server started. Sent when it has changed, without an id."""
 
     served: tuple[ServedCount, ...] = ()
@@ -127,7 +127,7 @@ class Pool(Event, kw_only=True):
     """The pool's counters. For the operator only."""
 
 
-class State(Event, kw_only=True):
+class State(Event, frozen=True, kw_only=True):
     """All that exists now. The first event of a stream, and the one after lost events."""
 
     version: str
@@ -139,14 +139,14 @@ class State(Event, kw_only=True):
     pool: Pool
 
 
-class Lost(Event, kw_only=True):
+class Lost(Event, frozen=True, kw_only=True):
     """Events are missing here: the reader was too slow, or came back too late. A State follows."""
 
     events: int | None = None
     """How many; null if that is not known, since the server was started again."""
 
 
-class Bye(Event, kw_only=True):
+class Bye(Event, frozen=True, kw_only=True):
     """The server ends the stream."""
 
     reason: str
