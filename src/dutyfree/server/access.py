@@ -72,22 +72,19 @@ def _check_host(connection: HTTPConnection) -> None:
 
     To a browser, the pages of such a site and this server are then the same site. It has no token, though.
     """
-    host = urlsplit(f"//{connection.headers.get('host', '')}").hostname or ""
-    if "." not in host or host.endswith(".localhost"):
-        return  # localhost, a name of this network, an IPv6 address, or a Unix socket
+    given = connection.headers.get("host", "")
     try:
+        host = urlsplit(f"//{given}").hostname or ""
+        if "." not in host or host.endswith(".localhost"):
+            return  # localhost, a name of this network, an IPv6 address, or a Unix socket
         ipaddress.ip_address(host)
     except ValueError:
-        raise Refused(
-            403,
-            "forbidden",
-            f"without a token, {host[:80]} may not be the name of this server",
-            "use 127.0.0.1",
-        ) from None
+        message = f"without a token, the server is not reached as {given[:80]!r}"
+        raise Refused(403, "forbidden", message, "use 127.0.0.1, or a token") from None
 
 
 def _check_origin(connection: HTTPConnection) -> None:
     """Refuse pages of other sites, which a browser on this machine may show. Raises Refused."""
     origin = connection.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != connection.headers.get("host", ""):
+    if origin is not None and origin.partition("://")[2] != connection.headers.get("host", ""):
         raise Refused(403, "forbidden", "a page of another site may not use this server")
