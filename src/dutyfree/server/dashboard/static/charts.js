@@ -138,9 +138,10 @@ export function timeline(node, actions, from, to, width, options = {}) {
   if (axis) {
     parts.push(s("line", { class: "base", x1: 0, x2: width, y1: tall + 1.5, y2: tall + 1.5 }));
     const step = niceStep(span, width);
-    for (let at = 0; at <= span; at += step) {
-      const anchor = at === 0 ? "start" : x(from + at) > width - 24 ? "end" : "middle";
-      parts.push(s("text", { x: x(from + at), y: tall + 15, "text-anchor": anchor }, options.relative ? `+${seconds(at)}`.replace("+0 s", "0") : clock(from + at, step < 1)));
+    const first = options.relative ? 0 : Math.ceil(from / step) * step - from;
+    for (let at = first; at <= span; at += step) {
+      const anchor = x(from + at) < 24 ? "start" : x(from + at) > width - 24 ? "end" : "middle";
+      parts.push(s("text", { x: x(from + at), y: tall + 15, "text-anchor": anchor }, options.relative ? `+${seconds(at)}`.replace("+0 s", "0") : clock(from + at + 1e-4, step >= 1 ? 0 : step >= 0.1 ? 1 : 3)));
     }
   }
   draw(node, width, tall + (axis ? 19 : 0), options.label ?? `Timeline of ${plural(actions.length, "action")}; the table below has them`, parts);

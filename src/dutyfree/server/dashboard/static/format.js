@@ -3,7 +3,7 @@
 export function seconds(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (value <= 0) return "0 s";
-  if (value < 0.0000995) return `${(value * 1e6).toFixed(0)} µs`;
+  if (value < 0.0000012) return "< 1 µs";
   if (value < 0.000995) return `${(value * 1e6).toFixed(0)} µs`;
   if (value < 0.00995) return `${(value * 1e3).toFixed(2)} ms`;
   if (value < 0.0995) return `${(value * 1e3).toFixed(1)} ms`;
@@ -36,10 +36,11 @@ export function percent(part, whole) {
   return share > 0 && share < 10 ? `${share.toFixed(1)} %` : `${Math.round(share)} %`;
 }
 
-export function clock(unix, precise = false) {
+// `precise`: how many digits of the fraction.
+export function clock(unix, precise = 0) {
   const time = new Date(unix * 1000);
   const whole = time.toLocaleTimeString("en-GB");
-  return precise ? `${whole}.${String(time.getMilliseconds()).padStart(3, "0")}` : whole;
+  return precise ? `${whole}.${String(time.getMilliseconds()).padStart(3, "0").slice(0, precise)}` : whole;
 }
 
 export function plural(number, one, several = `${one}s`) {

@@ -8,7 +8,8 @@ export const PHASES = ["queue", "dispatch", "spawn", "run", "collect", "return"]
 const HITS = new Set(["warm", "promoted", "joined"]);
 const FILES = new Set(["read", "write", "list", "remove", "edit", "search"]);
 const LONG = new Set(["shell", "terminal", "watch", "connect", "process_output", "process_wait"]);
-const ACTIONS = 400; // kept of one sandbox
+const ACTIONS = 400; // kept of one sandbox, if there are not many
+const ALL_ACTIONS = 40_000; // of all together
 const ENDED = 200; // sandboxes kept after their end
 const CAUSES = 60;
 const ACTIVE = 2; // seconds after an action in which a sandbox counts as active
@@ -91,10 +92,10 @@ export class Model {
     this.pool = event.pool;
     const living = new Set((event.sandboxes ?? []).map((one) => one.sandbox));
     for (const record of [...this.sandboxes.values()]) if (!living.has(record.id)) this.end(record, event.at);
-    for (const one of event.sandboxes ?? []) this.describe(one);
+    for (const one of event.sandboxes ?? []) this.describe(one, event.at);
   }
 
-  describe(event) {
+  describe(event, at) {
     let record = this.sandboxes.get(event.sandbox);
     if (!record) {
       record = this.ended.get(event.sandbox) ?? new SandboxRecord(event.sandbox, event.tenant);
@@ -108,18 +109,16 @@ export class Model {
     record.spans = event.spans ?? [];
     record.created = event.at;
     record.paused = Boolean(event.paused);
-    this.extend(record, event.expires, Math.max(event.at, record.extended ?? 0));
-    return record;
+    if (record.expires !== event.expires) this.extend(record, event.expires, at);
   }
 
   extend(record, expires, from) {
-    record.lease = Math.max(1, expires - from);
+    record.lease = Math.max(1, expires - from); // how long it is as a whole, as far as we know
     record.expires = expires;
-    record.extended = from;
   }
 
   on_created(event) {
-    this.describe(event);
+    this.describe(event, event.at);
     if (event.served) this.phase("create").add(event.at, event.served.seconds);
   }
 
@@ -161,7 +160,8 @@ export class Model {
     }
     record.running.delete(event.number);
     record.actions.push({ ...event, start: event.at - event.seconds });
-    if (record.actions.length > ACTIONS) record.actions.shift();
+    const most = Math.min(ACTIONS, Math.max(20, ALL_ACTIONS / (this.sandboxes.size + this.ended.size)));
+    while (record.actions.length > most) record.actions.shift();
     record.count += 1;
     if (column !== "ok") record.failed += 1;
     if (!LONG.has(event.call)) record.busy += event.seconds;

@@ -171,7 +171,7 @@ export class Overview {
     }, (row, one) => {
       setText(row.children[2], count(one.count));
       setText(row.children[3], percent(one.count, all));
-      setText(row.children[4], seconds(one.seconds));
+      setText(row.children[4], seconds(one.seconds || 1e-7));
       row.children[5].firstChild.style.width = `${(100 * one.count) / all}%`;
     });
     const counters = [...Object.entries(pool.sandboxes ?? {}), ...Object.entries(pool.events ?? {})].filter(([name, number]) => number && name !== "budget");

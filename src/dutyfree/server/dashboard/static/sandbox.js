@@ -95,7 +95,7 @@ export class SandboxView {
     const facts = [["Tenant", record.tenant], ["Created", `${clock(record.created)}, ${duration((record.ended || now) - record.created)} ${record.ended ? "long" : "ago"}`]];
     if (state !== "ended") facts.push(["Lease ends", `in ${duration(record.expires - now)}`]);
     if (served) {
-      facts.push(["Came from", served.stage === "none" ? served.kind : `${served.kind} · ${served.stage}`], ["Ready in", seconds(served.seconds)], ["A cold start", seconds(served.cold_seconds)]);
+      facts.push(["Came from", served.stage === "none" ? served.kind : `${served.kind} · ${served.stage}`], ["Ready in", seconds(served.seconds || 1e-7)], ["A cold start", seconds(served.cold_seconds)]);
     }
     facts.push(["Actions", `${count(record.count)}, ${count(record.failed)} failed`], ["Time in actions", seconds(record.busy)]);
     for (const [name, value] of Object.entries(record.labels)) facts.push([`Label ${name}`, value]);

@@ -3,6 +3,7 @@
 const FIRST_PAUSE = 500;
 const LONGEST_PAUSE = 15_000;
 const REPLAYED = 4096;
+const SILENCE = 45_000; // the server sends something every 15 seconds
 
 export class Stream {
   // `handlers`: event(kind, data), status(text, detail) and refused(message).
@@ -52,7 +53,9 @@ export class Stream {
     const reader = body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
     for (;;) {
+      const silent = setTimeout(() => reader.cancel(), SILENCE);
       const { done, value } = await reader.read();
+      clearTimeout(silent);
       if (done) return;
       rest += value;
       const blocks = rest.split("\n\n");
