@@ -14,10 +14,12 @@ from typing import Any
 import anyio
 import pytest
 
+from dutyfree.contract import Exec
 from dutyfree.server import events as module
 from dutyfree.server.events import Events, Ring
 from dutyfree.server.sandboxes import Sandboxes
 from dutyfree.server.tokens import Tokens
+from dutyfree.wire import codec
 from dutyfree.wire.events import Released
 from tests.processes import eventually
 from tests.server.test_http import Client
@@ -165,9 +167,47 @@ class TestStream:
         changes = [data["change"] for _, kind, data in found if kind == "lease"]
         assert changes == ["ending", "expired"]
 
+    def test_a_batch_has_the_outcome_of_its_actions(self, client: Client) -> None:
+        made = client("POST", "/v1/sandboxes", {})[1]["id"]
+        for command in ("true", "false"):
+            body = {"actions": [{"type": "exec", "command": command}, {"type": "exec", "command": "true"}]}
+            client("POST", f"/v1/sandboxes/{made}/batch", body)
+        client("DELETE", f"/v1/sandboxes/{made}")
+        batches = [data for _, _, data in lately(client) if data.get("call") == "batch"]
+        assert [(one["label"], one["outcome"]) for one in batches] == [
+            ("2 actions", "ok"),
+            ("2 actions", "failed"),
+        ]
+
+    def test_run_code_is_an_action_without_a_sandbox_of_its_own(self, client: Client) -> None:
+        for code in ("true", "exit 3"):
+            assert client("POST", "/run_code", {"code": code, "language": "bash"})[0] == 200
+        found = [data for _, _, data in lately(client) if data.get("call") == "run_code"]
+        assert [(one["label"], one["outcome"], one["sandbox"]) for one in found] == [
+            ("bash", "ok", ""),
+            ("bash", "failed", ""),
+        ]
+
+    def test_a_call_whose_sandbox_is_ended_is_cancelled(self, client: Client) -> None:
+        made = client("POST", "/v1/sandboxes", {})[1]["id"]
+        path = f"/v1/sandboxes/{made}"
+        body = {"command": "touch began; sleep 1000"}
+        thread = threading.Thread(target=client, args=("POST", f"{path}/exec", body))
+        thread.start()
+        assert eventually(lambda: client.raw("GET", f"{path}/files?path=began")[0] == 200)
+        client("DELETE", path)
+        thread.join(60)
+
+        def outcomes() -> list[str]:
+            return [data["outcome"] for _, _, data in lately(client) if data.get("label") == body["command"]]
+
+        assert eventually(lambda: outcomes() == ["cancelled"]), outcomes()
+
     def test_names_that_are_no_text(self, client: Client) -> None:
         made = client("POST", "/v1/sandboxes", {})[1]["id"]
-        client("POST", f"/v1/sandboxes/{made}/exec", {"command": ["printf", "\ud800\n\r\n\ndata: x"]})
+        body = codec.encode(Exec(("true", "\udcff\n\r\n\ndata: x")))
+        kind = {"Content-Type": "application/msgpack"}
+        assert client.raw("POST", f"/v1/sandboxes/{made}/exec", body, **kind)[0] == 200
         found = lately(client)
         client("DELETE", f"/v1/sandboxes/{made}")
         assert kinds(found)[-1] == "state"

@@ -62,6 +62,7 @@ _SHORT = 160
 """Characters of a label."""
 _MESSAGE = 500
 _LABELS = 16
+_SPANS = 32
 _LEASES = 64
 """Sandboxes in one event about leases."""
 
@@ -423,7 +424,7 @@ def described(held: Held) -> Created:
         labels=labels,
         group=members[0].id if of_group else labels.get("group", ""),
         served=sandbox.served,
-        spans=sandbox.spans,
+        spans=sandbox.spans[:_SPANS],
         expires=held.expires,
         paused=sandbox.paused,
     )
