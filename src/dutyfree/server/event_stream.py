@@ -55,6 +55,9 @@ class Reader:
     async def parts(self) -> AsyncIterator[bytes]:
         """The stream, in parts of several events."""
         sent = checked = time.monotonic()
+        if self._events.crowded(self._name):  # others came between the request and its answer
+            yield self._bye(f"{self._name} reads {LISTENERS} streams already")
+            return
         with self._events.listening(self._name):
             part, number = self._first()
             while True:
