@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import re
+import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from dutyfree.server.tokens import Tokens
 from tests.chromium import MARKS, PATIENCE, launched
 from tests.server.test_http import Client
+from tests.server.test_restart import Server
 from tests.serving import serving
 
 pytestmark = [*MARKS, pytest.mark.native]
@@ -281,6 +284,30 @@ def test_a_stream_that_breaks_goes_on(browser: Any, url: str, client: Client) ->
         expect(tab.link(made)).to_be_visible()
         expect(tab.page.locator("#status-text")).to_have_text("live")
         client("DELETE", f"/v1/sandboxes/{made}")
+
+
+def test_it_goes_on_with_the_next_server(browser: Any, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server, url = Server(tmp_path), f"http://127.0.0.1:{port}"
+    server.address = f"127.0.0.1:{port}"
+    server.start()
+    try:
+        client = Client(url)
+        kept, gone = (client("POST", "/v1/sandboxes", {"lease": 600})[1]["id"] for _ in range(2))
+        with opened(browser, url) as tab:
+            tab.exec(client, kept, "echo before")
+            expect(tab.page.locator("tr", has=tab.link(kept))).to_contain_text("echo before")
+            server.kill()
+            expect(tab.page.locator("#status-text")).to_contain_text("offline")
+            server.start()
+            client("DELETE", f"/v1/sandboxes/{gone}")
+            expect(tab.page.locator("#status-text")).to_have_text("live")
+            expect(tab.link(gone)).to_have_count(0)
+            expect(tab.page.locator("tr", has=tab.link(kept))).to_contain_text("echo before")
+            expect(tab.page.locator("#server")).to_contain_text("started again")
+    finally:
+        server.kill(signal.SIGINT)
 
 
 # --- Looks ------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 // at least, and twice a second at most.
 
 import { h, setText } from "./dom.js";
-import { duration } from "./format.js";
+import { duration, plural } from "./format.js";
 import { GroupView } from "./group.js";
 import { Model } from "./model.js";
 import { Overview } from "./overview.js";
@@ -88,7 +88,7 @@ class Dashboard {
     const { model } = this;
     if (model.version) {
       const whose = model.seesAll ? "all tenants" : `tenant ${model.tenant}`;
-      const lost = model.lost ? ` · ${model.lost} events lost` : "";
+      const lost = `${model.restarted ? " · started again" : ""}${model.lost ? ` · ${plural(model.lost, "event")} lost` : ""}`;
       setText(byId("server"), `${location.host} · ${model.version} · up ${duration(model.now() - model.started)} · ${whose}${lost}`);
     }
     this.view?.render();

@@ -65,6 +65,7 @@ export class Model {
     this.version = "";
     this.started = 0;
     this.lost = 0;
+    this.restarted = false;
     this.changes = 0;
   }
 
@@ -192,7 +193,8 @@ export class Model {
   }
 
   on_lost(event) {
-    this.lost += event.events ?? 1;
+    if (event.events === undefined || event.events === null) this.restarted = true;
+    else this.lost += event.events;
   }
 
   end(record, at) {
