@@ -13,6 +13,8 @@ from dutyfree.wire.errors import WireError
 
 OPERATOR = "operator"
 """The tenant whose tokens see what the whole server does."""
+SUBPROTOCOL = "dutyfree.token."
+"""Begins the WebSocket subprotocol that carries a token."""
 
 
 class Refused(Exception):  # noqa: N818 (names the state)
@@ -59,9 +61,30 @@ class Access:
 
 
 def _secret(connection: HTTPConnection) -> str:
-    """The token of a request, where our own clients or those of E2B put it."""
+    """The token of a request, where our own clients, those of E2B, or browsers put it."""
     kind, _, secret = connection.headers.get("authorization", "").partition(" ")
-    return secret.strip() if kind.lower() == "bearer" else connection.headers.get("x-api-key", "")
+    if kind.lower() == "bearer":
+        return secret.strip()
+    for protocol in connection.scope.get("subprotocols", ()):  # all that a browser can send with a WebSocket
+        if protocol.startswith(SUBPROTOCOL):
+            return str(protocol.removeprefix(SUBPROTOCOL))
+    return connection.headers.get("x-api-key", "")
+
+
+def _check_host(connection: HTTPConnection) -> None:
+    """Refuse names that a foreign site could let point to this machine (DNS rebinding). Raises Refused.
+
+    To a browser, the pages of such a site and this server are then the same site. It has no token, though.
+    """
+    given = connection.headers.get("host", "")
+    try:
+        host = urlsplit(f"//{given}").hostname or ""
+        if "." not in host or host.endswith(".localhost"):
+            return  # localhost, a name of this network, an IPv6 address, or a Unix socket
+        ipaddress.ip_address(host)
+    except ValueError:
+        message = f"without a token, the server is not reached as {given[:80]!r}"
+        raise Refused(403, "forbidden", message, "use 127.0.0.1, or a token") from None
 
 
 def _check_origin(connection: HTTPConnection, *, any_site: bool) -> None:
@@ -70,26 +93,7 @@ def _check_origin(connection: HTTPConnection, *, any_site: bool) -> None:
     ``any_site``: they may still embed what the request returns, but neither read it nor send anything.
     """
     origin = connection.headers.get("origin")
-    is_foreign = origin is not None and urlsplit(origin).netloc != connection.headers.get("host", "")
+    is_foreign = origin is not None and origin.partition("://")[2] != connection.headers.get("host", "")
     is_other_site = connection.headers.get("sec-fetch-site") in ("cross-site", "same-site")
     if is_foreign or (is_other_site and not any_site):
         raise Refused(403, "forbidden", "a page of another site may not use this server")
-
-
-def _check_host(connection: HTTPConnection) -> None:
-    """Refuse names of other sites that lead to this machine (DNS rebinding). Raises Refused.
-
-    A page of such a site has the same origin as this server. Who has no token must use an address of the
-    loopback, which no site has.
-    """
-    if connection.scope.get("client") is None:
-        return  # a Unix socket, which no browser uses
-    host = urlsplit(f"//{connection.headers.get('host', '')}").hostname or ""
-    try:
-        is_local = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_local = host in ("", "localhost")
-    if not is_local:
-        raise Refused(
-            403, "forbidden", f"this server is not {host[:80]!r}", "use http://127.0.0.1, or a token"
-        )

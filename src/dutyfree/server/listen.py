@@ -153,6 +153,7 @@ async def serving(
         yield url_of(listener, tls=certificate is not None)
     finally:
         service.readiness.draining = True
+        service.events.close()  # or their readers would keep the server from ending
         server.should_exit = True
         await asyncio.wait([task])
         if address.path is not None:

@@ -18,6 +18,7 @@ from dutyfree.engine.layers.kept_state import KeptSnapshot
 from dutyfree.engine.layers.memory_layers import SNAPSHOT_SCHEME
 from dutyfree.server import tenant_rules
 from dutyfree.server.admission import Admission
+from dutyfree.server.events import Events
 from dutyfree.server.files import TenantFiles
 from dutyfree.server.metrics import Metrics
 from dutyfree.server.observed import CallObserver
@@ -42,6 +43,7 @@ class Service:
         self._records = records
         self.sandboxes = Sandboxes(records)
         self.metrics = Metrics(self.sandboxes)
+        self.events = Events(self.sandboxes, lambda: native.pool)
         self.admission = Admission(tokens.limits)
         self.calls = CallObserver(self.metrics)
         self.quotas = Quotas()

@@ -26,6 +26,7 @@ from dutyfree.server.bodies import LARGEST_REQUEST
 from dutyfree.server.e2b import connect
 from dutyfree.server.e2b.connect import RpcError
 from dutyfree.server.e2b.processes import Command, CommandConfig, Commands, TerminalCommand
+from dutyfree.server.events import Events, acted
 from dutyfree.server.json_form import json_response
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
@@ -55,9 +56,11 @@ Rpc = Callable[["Envd", Request], Awaitable[Response]]
 class Envd:
     """What E2B clients have in one sandbox."""
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: Held, events: Events) -> None:
         self.held = held
         self.commands = Commands(held.sandbox)
+        self._events = events
+        self._followed: set[asyncio.Task[None]] = set()
         self.watchers: dict[str, Watcher] = {}
 
     @property
@@ -80,7 +83,17 @@ class Envd:
             command: Command = await self.commands.open(config, size.get("rows", 24), size.get("cols", 80))
         else:
             command = await self.commands.start(config, stdin=bool(wanted.get("stdin", True)))
+        task = asyncio.create_task(self._follow("start" if pty is None else "terminal", command))
+        self._followed.add(task)
+        task.add_done_callback(self._followed.discard)
         return connect.stream(_events(command, request, kill=True))
+
+    async def _follow(self, call: str, command: Command) -> None:
+        """Publish how a command ends."""
+        words = command.config.words
+        label = words[-1] if "-c" in words else words
+        with contextlib.suppress(DutyfreeError):
+            await acted(self._events, call, label, self.held, command.wait())
 
     async def attach(self, request: Request) -> Response:
         wanted = await connect.streamed(request)
@@ -345,7 +358,7 @@ class EnvdRoutes:
         envd = self._envds.get(name)
         if envd is None:
             self._envds = {one: kept for one, kept in self._envds.items() if not kept.held.released}
-            envd = self._envds[name] = Envd(held)
+            envd = self._envds[name] = Envd(held, self._service.events)
         return envd
 
 
