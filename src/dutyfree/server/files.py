@@ -43,6 +43,26 @@ class TenantFiles:
         path = self.path(tenant, digest)
         await anyio.to_thread.run_sync(_receive, descriptor, path)
 
+    def scratch(self, tenant: str) -> Path:
+        """A new empty file beside the tenant's trees, for the caller to fill and to remove."""
+        parent = self._root / tenant
+        parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor, name = tempfile.mkstemp(prefix=".receiving-", dir=parent)
+        os.close(descriptor)
+        return Path(name)
+
+    async def keep(self, tenant: str, received: Path) -> str:
+        """Keep a file that ``scratch`` made, under its digest, which is returned."""
+
+        def move() -> str:
+            digest = tree_digest(received).hex()
+            path = self.path(tenant, digest)
+            if not os.path.lexists(path):
+                received.rename(path)
+            return digest
+
+        return await anyio.to_thread.run_sync(move)
+
 
 def _receive(descriptor: int, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

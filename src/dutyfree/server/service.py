@@ -18,6 +18,8 @@ from dutyfree.contract.errors import RecipeError
 from dutyfree.engine.layers.kept_state import KeptSnapshot
 from dutyfree.engine.layers.memory_layers import SNAPSHOT_SCHEME
 from dutyfree.server.admission import Admission
+from dutyfree.server.e2b.template_builds import Builds
+from dutyfree.server.e2b.template_store import TemplateStore
 from dutyfree.server.files import TenantFiles
 from dutyfree.server.metrics import Metrics
 from dutyfree.server.records import SandboxRecords
@@ -38,7 +40,12 @@ class Service:
     """What a server does, apart from HTTP. Made by ``Service.open``."""
 
     def __init__(
-        self, native: Native, tokens: Tokens, state: Path, records: SandboxRecords | None = None
+        self,
+        native: Native,
+        tokens: Tokens,
+        templates: TemplateStore,
+        state: Path,
+        records: SandboxRecords | None = None,
     ) -> None:
         self.native = native
         self.tokens = tokens
@@ -47,6 +54,7 @@ class Service:
         self.metrics = Metrics(self.sandboxes)
         self.admission = Admission(tokens.limits)
         self.files = TenantFiles(state / "files")
+        self.templates = Builds(templates, native, self.recipe)
         self.draining = False
         """Whether no further calls are taken, because another server is about to go on."""
         self._snapshots: dict[str, str] = {}
@@ -70,13 +78,15 @@ class Service:
             native = Native(config, keeper=state / "launcher.sock" if keep else None)
             async with native:
                 tokens = stack.enter_context(Tokens(state / "server.sqlite"))
-                service = Service(native, tokens, state, records)
+                templates = stack.enter_context(TemplateStore(state / "templates.sqlite"))
+                service = Service(native, tokens, templates, state, records)
                 await service.sandboxes.restore(
                     native.node, service.admission, await service.restore_snapshots()
                 )
                 try:
                     yield service
                 finally:
+                    await service.templates.close()
                     await service.sandboxes.close()
 
     async def drain(self, seconds: float) -> None:

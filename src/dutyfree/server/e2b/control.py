@@ -1,11 +1,13 @@
-"""E2B's API for sandboxes as a whole: create, connect, list, end, pause, fork, snapshots, the network."""
+"""E2B's API for sandboxes as a whole: create, connect, list, end, pause, fork, snapshots, the network.
+
+A sandbox remembers the build of its template as ``TEMPLATE@BUILD``; clients see the part before the @.
+"""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -13,9 +15,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from dutyfree.contract import Limits
-from dutyfree.contract.errors import DutyfreeError, RecipeError, UsageError
+from dutyfree.contract.errors import DutyfreeError, UsageError
 from dutyfree.engine.sandbox.sandbox import NetworkedSandbox
 from dutyfree.server.access import Access, Refused
+from dutyfree.server.e2b.control_json import ENVD_VERSION, body_of, time_text
+from dutyfree.server.e2b.template_builds import BASE, limits_of
+from dutyfree.server.e2b.template_store import DEFAULT_TAG, Build, TemplateRef
+from dutyfree.server.e2b.templates import TemplateRoutes
 from dutyfree.server.handlers import HANDLERS, DirectCall
 from dutyfree.server.json_form import json_response
 from dutyfree.server.sandboxes import Held
@@ -24,10 +30,6 @@ from dutyfree.wire import calls
 from dutyfree.wire.errors import describe, retry_headers, status_of
 from dutyfree.wire.recipes import WireRecipe
 
-ENVD_VERSION = "0.6.1"
-"""The version of E2B's own program in a sandbox whose calls are served here."""
-BASE = ("base", "default", "")
-"""Templates that stand for the server's usual image."""
 LEASE = 300
 """Seconds that a sandbox lives if the client does not say."""
 PAUSED = 7 * 86400.0
@@ -53,13 +55,26 @@ class Seconds(msgspec.Struct, frozen=True):
     count: int | None = None
 
 
+class SnapshotRequest(msgspec.Struct, frozen=True):
+    name: str | None = None
+
+
+class TakenSnapshot(NamedTuple):
+    """A snapshot that a client took. It exists until the server ends."""
+
+    image: str
+    sandbox: str
+
+
 class ControlRoutes:
     """The routes of E2B's control API."""
 
     def __init__(self, service: Service, access: Access) -> None:
         self._service = service
         self._access = access
-        self._templates: dict[str, str] = {}
+        self._templates = TemplateRoutes(service)
+        self._snapshots: dict[tuple[str, str], TakenSnapshot] = {}
+        """By tenant and name."""
 
     def routes(self) -> list[Route]:
         one = "/sandboxes/{sandbox}"
@@ -79,14 +94,23 @@ class ControlRoutes:
             ("POST", f"{one}/fork", ControlRoutes.fork),
             ("POST", f"{one}/snapshots", ControlRoutes.snapshot),
             ("PUT", f"{one}/network", ControlRoutes.set_network),
+            ("GET", "/snapshots", ControlRoutes.list_snapshots),
             ("DELETE", "/templates/{template:path}", ControlRoutes.remove_template),
         ]
-        return [Route(path, self._guarded(endpoint), methods=[verb]) for verb, path, endpoint in endpoints]
+        return [
+            *self._templates.routes(self._guarded),
+            *(
+                Route(path, self._guarded(endpoint.__get__(self)), methods=[verb])
+                for verb, path, endpoint in endpoints
+            ),
+        ]
 
-    def _guarded(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    def _guarded(
+        self, endpoint: Callable[[Request, str], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
             try:
-                return await endpoint(self, request, await self._access.tenant(request))
+                return await endpoint(request, await self._access.tenant(request))
             except Refused as error:
                 return json_response({"code": error.status, "message": str(error)}, error.status)
             except DutyfreeError as error:
@@ -98,29 +122,34 @@ class ControlRoutes:
     # --- Sandboxes --------------------------------------------------------------------------------------
 
     async def create(self, request: Request, tenant: str) -> Response:
-        wanted = await _body(request, NewSandbox)
-        context = DirectCall(self._service, tenant)
+        wanted: NewSandbox = await body_of(request, NewSandbox)
+        start = self._start(tenant, wanted.template_id)
+        recipe = msgspec.structs.replace(start.recipe, env={**start.recipe.env, **wanted.env_vars})
+        limits = Limits(network=_network(wanted))
         call = calls.Create(
             key=request.headers.get("idempotency-key") or secrets.token_hex(16),
-            recipe=WireRecipe(self._image(wanted.template_id), env=wanted.env_vars),
-            limits=Limits(network=_network(wanted)),
+            recipe=recipe,
+            limits=limits if start.build is None else limits_of(start.build, limits.network),
             labels=wanted.metadata,
             lease=wanted.timeout or LEASE,
         )
-        (made,) = await HANDLERS["create"](context, call)
+        (made,) = await HANDLERS["create"](DirectCall(self._service, tenant), call)
         held = self._service.sandboxes.get(tenant, made.id)
-        held.template = wanted.template_id or BASE[0]
+        held.template = start.name
         await self._service.sandboxes.save(held)
         return json_response(_created(held), 201)
 
-    def _image(self, template: str) -> str | None:
-        """The image of a template. Raises RecipeError."""
-        name = template.partition(":")[0]
-        if name in BASE:
-            return None
-        if template in self._templates:
-            return self._templates[template]
-        raise RecipeError(f"template {template!r} not found", remedy="use 'base', or a snapshot")
+    def _start(self, tenant: str, template: str) -> _Start:
+        """What a template means. Raises RecipeError."""
+        taken = self._snapshots.get((tenant, template))
+        if taken is not None:
+            return _Start(template, WireRecipe(taken.image), None)
+        if template.partition(":")[0] in BASE:
+            return _Start(template or BASE[0], WireRecipe(), None)
+        state = self._service.templates.base(tenant, template)
+        found = self._service.templates.store.ready(tenant, template)
+        assert found is not None
+        return _Start(f"{found[0].id}@{found[1].id}", state.recipe, found[1])
 
     async def list(self, request: Request, tenant: str) -> Response:
         query = request.query_params
@@ -150,7 +179,7 @@ class ControlRoutes:
 
     async def set_timeout(self, request: Request, tenant: str) -> Response:
         held = self._held(request, tenant)
-        wanted = await _body(request, Seconds)
+        wanted = await body_of(request, Seconds)
         self._service.sandboxes.keep_alive(held, wanted.timeout or wanted.duration or LEASE)
         return Response(status_code=204)
 
@@ -165,7 +194,7 @@ class ControlRoutes:
 
     async def resume(self, request: Request, tenant: str) -> Response:
         held = self._held(request, tenant)
-        wanted = await _body(request, Seconds)
+        wanted = await body_of(request, Seconds)
         was_paused = held.sandbox.paused
         if was_paused:
             await held.sandbox.resume()
@@ -175,7 +204,7 @@ class ControlRoutes:
 
     async def fork(self, request: Request, tenant: str) -> Response:
         parent = self._held(request, tenant)
-        wanted = await _body(request, Seconds)
+        wanted = await body_of(request, Seconds)
         call = calls.Fork(secrets.token_hex(16), wanted.count or 1, wanted.timeout or LEASE)
         made = await HANDLERS["fork"](DirectCall(self._service, tenant, parent.id), call)
         children = [self._service.sandboxes.get(tenant, one.id) for one in made]
@@ -185,24 +214,43 @@ class ControlRoutes:
 
     async def snapshot(self, request: Request, tenant: str) -> Response:
         """Keep the files of a sandbox as a template, by which others are created."""
-        kept = await HANDLERS["snapshot"](
-            DirectCall(self._service, tenant, self._held(request, tenant).id), calls.Snapshot()
+        held = self._held(request, tenant)
+        wanted: SnapshotRequest = await body_of(request, SnapshotRequest)
+        kept = await HANDLERS["snapshot"](DirectCall(self._service, tenant, held.id), calls.Snapshot())
+        name = TemplateRef.parse(wanted.name).name if wanted.name else f"snapshot-{secrets.token_hex(8)}"
+        full = f"{name}:{DEFAULT_TAG}"
+        if (old := self._snapshots.pop((tenant, full), None)) is not None:
+            self._service.forget_snapshot(tenant, WireRecipe(old.image))
+        taken = TakenSnapshot(kept.image, held.id)
+        self._snapshots[tenant, full] = self._snapshots[tenant, name] = taken
+        return json_response(_snapshot(full), 201)
+
+    async def list_snapshots(self, request: Request, tenant: str) -> Response:
+        query = request.query_params
+        sandbox, after = query.get("sandboxID"), query.get("nextToken", "")
+        limit = int(query["limit"]) if query.get("limit", "").isdigit() else 100
+        found = sorted(
+            name
+            for (owner, name), taken in self._snapshots.items()
+            if owner == tenant and ":" in name and name > after and sandbox in (None, taken.sandbox)
         )
-        name = f"snapshot-{secrets.token_hex(8)}"
-        self._templates[name] = kept.image
-        return json_response({"snapshotID": name, "names": []}, 201)
+        headers = {"x-next-token": found[limit - 1]} if len(found) > limit else {}
+        return json_response([_snapshot(name) for name in found[:limit]], headers=headers)
 
     async def remove_template(self, request: Request, tenant: str) -> Response:
-        image = self._templates.get(request.path_params["template"])
-        if image is None:
-            return json_response({"code": 404, "message": "template not found"}, 404)
-        self._service.forget_snapshot(tenant, WireRecipe(image))
-        del self._templates[request.path_params["template"]]
+        given = request.path_params["template"]
+        name = TemplateRef.parse(given).name
+        taken = self._snapshots.pop((tenant, name), None)
+        if taken is None:
+            await self._templates.remove(given, tenant)
+        else:
+            del self._snapshots[tenant, f"{name}:{DEFAULT_TAG}"]
+            self._service.forget_snapshot(tenant, WireRecipe(taken.image))
         return Response(status_code=204)
 
     async def set_network(self, request: Request, tenant: str) -> Response:
         held = self._held(request, tenant)
-        wanted = await _body(request, NewSandbox)
+        wanted = await body_of(request, NewSandbox)
         network = msgspec.json.decode(await request.body() or b"{}")
         policy = _network(msgspec.structs.replace(wanted, network=network))
         if not isinstance(held.sandbox, NetworkedSandbox):
@@ -212,6 +260,18 @@ class ControlRoutes:
 
     def _held(self, request: Request, tenant: str) -> Held:
         return self._service.sandboxes.get(tenant, request.path_params["sandbox"])
+
+
+class _Start(NamedTuple):
+    """With what a sandbox starts."""
+
+    name: str
+    recipe: WireRecipe
+    build: Build | None
+
+
+def _snapshot(name: str) -> dict[str, Any]:
+    return {"snapshotID": name, "names": [name]}
 
 
 def _network(wanted: NewSandbox) -> Any:
@@ -231,7 +291,7 @@ def _network(wanted: NewSandbox) -> Any:
 
 def _created(held: Held) -> dict[str, Any]:
     return {
-        "templateID": held.template,
+        "templateID": held.template.partition("@")[0],
         "sandboxID": held.id,
         "clientID": "dutyfree",
         "envdVersion": ENVD_VERSION,
@@ -241,11 +301,11 @@ def _created(held: Held) -> dict[str, Any]:
 
 def _listed(held: Held) -> dict[str, Any]:
     return {
-        "templateID": held.template,
+        "templateID": held.template.partition("@")[0],
         "sandboxID": held.id,
         "clientID": "dutyfree",
-        "startedAt": _time(held.created),
-        "endAt": _time(held.expires),
+        "startedAt": time_text(held.created),
+        "endAt": time_text(held.expires),
         "cpuCount": 0,
         "memoryMB": 0,
         "diskSizeMB": 0,
@@ -257,15 +317,3 @@ def _listed(held: Held) -> dict[str, Any]:
 
 def _state(held: Held) -> str:
     return "paused" if held.sandbox.paused else "running"
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
-
-
-async def _body(request: Request, kind: Any) -> Any:
-    """Raises UsageError."""
-    try:
-        return msgspec.json.decode(await request.body() or b"{}", type=kind)
-    except msgspec.MsgspecError as error:
-        raise UsageError(f"the body of the request is not valid: {error}") from error

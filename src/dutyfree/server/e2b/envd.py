@@ -25,6 +25,7 @@ from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.server.e2b import connect
 from dutyfree.server.e2b.connect import RpcError
 from dutyfree.server.e2b.processes import Command, CommandConfig, Commands, TerminalCommand
+from dutyfree.server.e2b.template_steps import TemplateState
 from dutyfree.server.json_form import json_response
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
@@ -54,8 +55,10 @@ Rpc = Callable[["Envd", Request], Awaitable[Response]]
 class Envd:
     """What E2B clients have in one sandbox."""
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: Held, start: TemplateState) -> None:
+        """``start`` says where and as whom commands run that do not say it."""
         self.held = held
+        self._start = start
         self.commands = Commands(held.sandbox)
         self.watchers: dict[str, Watcher] = {}
 
@@ -67,19 +70,27 @@ class Envd:
 
     def path(self, given: str) -> str:
         """A path as E2B means it: relative ones begin in the working directory."""
-        return posixpath.normpath(posixpath.join(self.held.sandbox.workdir, given or "."))
+        workdir = posixpath.join(self.held.sandbox.workdir, self._start.workdir or "")
+        return posixpath.normpath(posixpath.join(workdir, given or "."))
 
     # --- Processes --------------------------------------------------------------------------------------
 
     async def start(self, request: Request) -> Response:
         wanted = await connect.streamed(request)
-        config = _config(request, wanted)
+        config = self._config(request, wanted)
         if (pty := wanted.get("pty")) is not None:
             size = pty.get("size") or {}
             command: Command = await self.commands.open(config, size.get("rows", 24), size.get("cols", 80))
         else:
             command = await self.commands.start(config, stdin=bool(wanted.get("stdin", True)))
         return connect.stream(_events(command, request, kill=True))
+
+    def _config(self, request: Request, wanted: dict[str, Any]) -> CommandConfig:
+        process = wanted.get("process") or {}
+        words = (process.get("cmd", ""), *process.get("args", ()))
+        cwd = process.get("cwd") or self._start.workdir
+        user = _user(request) or self._start.user
+        return CommandConfig(words, process.get("envs") or {}, cwd, user, wanted.get("tag"))
 
     async def attach(self, request: Request) -> Response:
         wanted = await connect.streamed(request)
@@ -342,20 +353,12 @@ class EnvdRoutes:
         envd = self._envds.get(name)
         if envd is None:
             self._envds = {one: kept for one, kept in self._envds.items() if not kept.held.released}
-            envd = self._envds[name] = Envd(held)
+            envd = self._envds[name] = Envd(held, self._service.templates.state(held.tenant, held.template))
         return envd
 
 
 async def _healthy(_envd: Envd, _request: Request) -> Response:
     return Response(status_code=204)
-
-
-def _config(request: Request, wanted: dict[str, Any]) -> CommandConfig:
-    process = wanted.get("process") or {}
-    words = (process.get("cmd", ""), *process.get("args", ()))
-    return CommandConfig(
-        words, process.get("envs") or {}, process.get("cwd") or None, _user(request), wanted.get("tag")
-    )
 
 
 def _user(request: Request) -> str | None:
