@@ -62,7 +62,7 @@ async def test_all_kinds_of_steps(context: Path) -> None:
         .copy("folder/*.txt", "texts")
         .copy("single", "/srv/one/renamed", mode=0o600)
         .copy("single", "/srv/two/")
-        .run_cmd('mkdir -p /opt/tools && printf \'#!/bin/sh\\necho "tool $GREETING"\' > /opt/tools/tool')
+        .run_cmd("mkdir -p /opt/tools && printf '#!/bin/sh\\necho \"tool $GREETING\"' > /opt/tools/tool")
         .run_cmd("chmod 755 /opt/tools/tool && tool > out")
     )
     lines: list[str] = []
@@ -74,7 +74,7 @@ async def test_all_kinds_of_steps(context: Path) -> None:
     command = "pwd; cat out; ls copied texts /srv/two; stat -c %a /srv/one/renamed; cat copied/deeper/link"
     assert (await _said("all-steps", command)).split("\n") == [
         "/srv/app",
-        "tool it's \"/workspace\"",
+        'tool it\'s "/home/user"',
         *("/srv/two:", "single", ""),
         *("copied:", "a.txt", "b.txt", "deeper", ""),
         *("texts:", "a.txt", "b.txt"),
@@ -82,7 +82,7 @@ async def test_all_kinds_of_steps(context: Path) -> None:
         "echo c",
     ]
     # The SDK runs a login shell, and Debian's /etc/profile sets PATH again.
-    assert await _said("all-steps", "/opt/tools/tool") == 'tool it\'s "/workspace"\n'
+    assert await _said("all-steps", "/opt/tools/tool") == 'tool it\'s "/home/user"\n'
 
 
 async def test_files_that_did_not_change_are_not_uploaded_again(context: Path) -> None:

@@ -20,6 +20,7 @@ from dutyfree.engine.sandbox.sandbox import NetworkedSandbox
 from dutyfree.server.access import Access, Refused
 from dutyfree.server.e2b.control_json import ENVD_VERSION, body_of, time_text
 from dutyfree.server.e2b.template_builds import BASE, limits_of
+from dutyfree.server.e2b.template_steps import HOME
 from dutyfree.server.e2b.template_store import DEFAULT_TAG, Build, TemplateRef
 from dutyfree.server.e2b.templates import TemplateRoutes
 from dutyfree.server.handlers import HANDLERS, DirectCall
@@ -64,6 +65,8 @@ class TakenSnapshot(NamedTuple):
 
     image: str
     sandbox: str
+    build: str
+    """The build of the template that the sandbox had, if it had one."""
 
 
 class ControlRoutes:
@@ -94,6 +97,7 @@ class ControlRoutes:
             ("POST", f"{one}/fork", ControlRoutes.fork),
             ("POST", f"{one}/snapshots", ControlRoutes.snapshot),
             ("PUT", f"{one}/network", ControlRoutes.set_network),
+            ("GET", f"{one}/metrics", ControlRoutes.metrics),
             ("GET", "/snapshots", ControlRoutes.list_snapshots),
             ("DELETE", "/templates/{template:path}", ControlRoutes.remove_template),
         ]
@@ -143,12 +147,12 @@ class ControlRoutes:
         """What a template means. Raises RecipeError."""
         taken = self._snapshots.get((tenant, template))
         if taken is not None:
-            return _Start(template, WireRecipe(taken.image), None)
-        if template.partition(":")[0] in BASE:
-            return _Start(template or BASE[0], WireRecipe(), None)
+            home = {"HOME": HOME}
+            return _Start(f"{template}@{taken.build}", WireRecipe(taken.image, env=home), None)
         state = self._service.templates.base(tenant, template)
         found = self._service.templates.store.ready(tenant, template)
-        assert found is not None
+        if found is None:
+            return _Start(template or BASE[0], state.recipe, None)
         return _Start(f"{found[0].id}@{found[1].id}", state.recipe, found[1])
 
     async def list(self, request: Request, tenant: str) -> Response:
@@ -156,17 +160,18 @@ class ControlRoutes:
         states = query.getlist("state")
         wanted_states = {one for state in states for one in state.split(",")} or {"running", "paused"}
         pairs = dict(pair.split("=", 1) for pair in query.get("metadata", "").split("&") if "=" in pair)
-        limit, after = int(query.get("limit", "100")), query.get("nextToken", "")
-        found = sorted(self._service.sandboxes.of(tenant), key=lambda held: held.id)
+        limit = int(query["limit"]) if query.get("limit", "").isdigit() else 100
+        before = query.get("nextToken", "")
+        found = sorted(self._service.sandboxes.of(tenant), key=_place, reverse=True)  # the newest first
         matching = [
             held
             for held in found
-            if held.id > after
+            if (not before or _place(held) < before)
             and _state(held) in wanted_states
             and all(held.labels.get(name) == value for name, value in pairs.items())
         ]
         page = matching[:limit]
-        headers = {"x-next-token": page[-1].id} if len(matching) > limit else {}
+        headers = {"x-next-token": _place(page[-1])} if page and len(matching) > limit else {}
         return json_response([_listed(held) for held in page], headers=headers)
 
     async def show(self, request: Request, tenant: str) -> Response:
@@ -176,6 +181,11 @@ class ControlRoutes:
     async def kill(self, request: Request, tenant: str) -> Response:
         await self._service.sandboxes.release(self._held(request, tenant))
         return Response(status_code=204)
+
+    async def metrics(self, request: Request, tenant: str) -> Response:
+        """None are kept: the answer is that of a sandbox without metrics yet."""
+        self._held(request, tenant)
+        return json_response([])
 
     async def set_timeout(self, request: Request, tenant: str) -> Response:
         held = self._held(request, tenant)
@@ -221,18 +231,23 @@ class ControlRoutes:
         full = f"{name}:{DEFAULT_TAG}"
         if (old := self._snapshots.pop((tenant, full), None)) is not None:
             self._service.forget_snapshot(tenant, WireRecipe(old.image))
-        taken = TakenSnapshot(kept.image, held.id)
+        taken = TakenSnapshot(kept.image, held.id, held.template.partition("@")[2])
         self._snapshots[tenant, full] = self._snapshots[tenant, name] = taken
         return json_response(_snapshot(full), 201)
 
     async def list_snapshots(self, request: Request, tenant: str) -> Response:
         query = request.query_params
         sandbox, after = query.get("sandboxID"), query.get("nextToken", "")
+        wanted = TemplateRef.parse(query["name"]).name if "name" in query else None
         limit = int(query["limit"]) if query.get("limit", "").isdigit() else 100
         found = sorted(
             name
             for (owner, name), taken in self._snapshots.items()
-            if owner == tenant and ":" in name and name > after and sandbox in (None, taken.sandbox)
+            if owner == tenant
+            and ":" in name
+            and name > after
+            and sandbox in (None, taken.sandbox)
+            and wanted in (None, name.partition(":")[0])
         )
         headers = {"x-next-token": found[limit - 1]} if len(found) > limit else {}
         return json_response([_snapshot(name) for name in found[:limit]], headers=headers)
@@ -313,6 +328,11 @@ def _listed(held: Held) -> dict[str, Any]:
         "envdVersion": ENVD_VERSION,
         "metadata": held.labels,
     }
+
+
+def _place(held: Held) -> str:
+    """Its place in the list: by the time of its creation."""
+    return f"{held.created:020.6f}_{held.id}"
 
 
 def _state(held: Held) -> str:

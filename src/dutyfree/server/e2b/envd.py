@@ -18,9 +18,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dutyfree.contract import Exec, Observation
+from dutyfree.contract import Observation
 from dutyfree.contract.abilities import Change
-from dutyfree.contract.errors import DutyfreeError, SandboxClosed
+from dutyfree.contract.errors import DutyfreeError, PathNotFound, SandboxClosed
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.server.e2b import connect
 from dutyfree.server.e2b.connect import RpcError
@@ -47,6 +47,7 @@ EVENTS_KEPT = 10_000
 
 _STAT = ("stat", "-c", "%f\t%s\t%U\t%G\t%Y\t%n", "--")
 _LIST = 'exec find "$1" -mindepth 1 -maxdepth "$2" -exec stat -c "%f\t%s\t%U\t%G\t%Y\t%n" -- {} +'
+_TARGET = 'printf "%s\t%s\n" "$(stat -L -c %f -- "$1" 2>/dev/null)" "$(readlink -f -- "$1")"'
 
 T = TypeVar("T")
 Rpc = Callable[["Envd", Request], Awaitable[Response]]
@@ -88,7 +89,7 @@ class Envd:
     def _config(self, request: Request, wanted: dict[str, Any]) -> CommandConfig:
         process = wanted.get("process") or {}
         words = (process.get("cmd", ""), *process.get("args", ()))
-        cwd = process.get("cwd") or self._start.workdir
+        cwd = self.path(process.get("cwd") or "")
         user = _user(request) or self._start.user
         return CommandConfig(words, process.get("envs") or {}, cwd, user, wanted.get("tag"))
 
@@ -157,6 +158,13 @@ class Envd:
         (entry,) = await self._entries(seen)
         return entry
 
+    async def directory(self, given: str) -> str:
+        """The path of a directory. Raises RpcError if there is none."""
+        entry = await self.entry(given)
+        if entry["type"] != "FILE_TYPE_DIRECTORY":
+            raise RpcError("invalid_argument", f"{given}: not a directory")
+        return str(entry["path"])
+
     async def list_directory(self, request: Request) -> Response:
         wanted = await connect.unary(request)
         path, depth = self.path(wanted.get("path", "")), wanted.get("depth") or 1
@@ -167,13 +175,12 @@ class Envd:
     async def _entries(self, seen: Observation) -> list[dict[str, Any]]:
         entries = [_entry(line) for line in seen.stdout.decode(errors="replace").splitlines()]
         links = [entry for entry in entries if entry["type"] == "FILE_TYPE_SYMLINK"]
-        targets = await self.sandbox.batch(
-            [Exec(("readlink", "--", link["path"])) for link in links], stop_on_failure=False
-        )
-        for link, target in zip(links, targets, strict=True):
-            if isinstance(target, Observation) and target.ok:
-                link["symlinkTarget"] = target.stdout.decode(errors="replace").rstrip("\n")
-            link["isSymlink"] = True
+        for link in links:
+            seen = await self.sandbox.exec(["/bin/sh", "-c", _TARGET, "sh", link["path"]])
+            mode, _, target = seen.stdout.decode(errors="replace").rstrip("\n").partition("\t")
+            link["symlinkTarget"] = target
+            if mode:  # it leads to something, whose type E2B shows
+                link["type"] = TYPES.get(int(mode, 16) & 0o170000, "FILE_TYPE_UNSPECIFIED")
         return sorted(entries, key=lambda entry: entry["path"])
 
     async def make_directory(self, request: Request) -> Response:
@@ -198,8 +205,10 @@ class Envd:
         return json_response({"entry": await self.entry(target)})
 
     async def remove(self, request: Request) -> Response:
+        """A path that does not exist is removed already."""
         wanted = await connect.unary(request)
-        await self.sandbox.remove(self.path(wanted.get("path", "")))
+        with contextlib.suppress(PathNotFound):
+            await self.sandbox.remove(self.path(wanted.get("path", "")))
         return json_response({})
 
     async def read(self, request: Request) -> Response:
@@ -233,7 +242,7 @@ class Envd:
         return connect.stream(self._changes(wanted, request))
 
     async def _changes(self, wanted: dict[str, Any], request: Request) -> AsyncIterator[dict[str, Any]]:
-        path = self.path(wanted.get("path", ""))
+        path = await self.directory(wanted.get("path", ""))
         async with self.sandbox.watch(path, recursive=bool(wanted.get("recursive"))) as changes:
             yield {"start": {}}
             async for change in _in_time(changes, connect.deadline(request)):
@@ -242,9 +251,8 @@ class Envd:
 
     async def create_watcher(self, request: Request) -> Response:
         wanted = await connect.unary(request)
-        watcher = Watcher(
-            self.sandbox, self.path(wanted.get("path", "")), recursive=bool(wanted.get("recursive"))
-        )
+        path = await self.directory(wanted.get("path", ""))
+        watcher = Watcher(self.sandbox, path, recursive=bool(wanted.get("recursive")))
         await watcher.begun()
         name = secrets.token_hex(8)
         self.watchers[name] = watcher
@@ -357,7 +365,10 @@ class EnvdRoutes:
         return envd
 
 
-async def _healthy(_envd: Envd, _request: Request) -> Response:
+async def _healthy(envd: Envd, _request: Request) -> Response:
+    """A paused sandbox does not run."""
+    if envd.sandbox.paused:
+        raise RpcError("unavailable", "The sandbox is paused")
     return Response(status_code=204)
 
 

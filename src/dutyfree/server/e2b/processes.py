@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from dutyfree.contract import Observation
-from dutyfree.contract.errors import ExecError, UnknownProcess
+from dutyfree.contract.errors import ArgumentError, UnknownProcess
 from dutyfree.engine.sandbox.processes import NativeProcess
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.engine.sandbox.terminal import NativeTerminal
@@ -51,7 +51,7 @@ class ProcessCommand:
 
     @staticmethod
     async def of(config: CommandConfig, process: NativeProcess) -> ProcessCommand:
-        """Read the pid. Raises ExecError if the process ends without one."""
+        """Read the pid. Raises ArgumentError if the process ends without one, as in a missing directory."""
         line = b""
         async for piece in process.output():
             line += piece.data
@@ -59,7 +59,7 @@ class ProcessCommand:
                 number, _, _ = line.partition(b"\n")
                 return ProcessCommand(int(number), config, process, len(number) + 1)
         seen = await process.wait()
-        raise ExecError(f"the command did not start: {seen.stderr.decode(errors='replace')[:1000]}")
+        raise ArgumentError(f"the command did not start: {seen.stderr.decode(errors='replace')[:1000]}")
 
     @property
     def running(self) -> bool:

@@ -65,7 +65,7 @@ class Builds:
     def base(self, tenant: str, name: str) -> TemplateState:
         """The state of a template that is ready. Raises RecipeError."""
         if name.partition(":")[0] in BASE:
-            return TemplateState()
+            return template_steps.begin(None)
         found = self.store.ready(tenant, name)
         if found is None or found[1].state is None:
             raise RecipeError(
@@ -74,11 +74,16 @@ class Builds:
         return found[1].state
 
     def state(self, tenant: str, started: str) -> TemplateState:
-        """How commands run in a sandbox that started with ``TEMPLATE@BUILD``."""
-        name, _, number = started.partition("@")
-        template = self.store.find(tenant, name) if number else None
-        build = None if template is None else template.builds.get(number)
-        return TemplateState() if build is None or build.state is None else build.state
+        """How commands run in a sandbox that started with ``TEMPLATE@BUILD``.
+
+        A sandbox without a template was not created by an E2B client: its image says how commands run.
+        """
+        name, _, wanted = started.partition("@")
+        for template in self.store.of(tenant) if wanted else ():
+            build = template.builds.get(wanted)
+            if build is not None and build.state is not None:
+                return build.state
+        return template_steps.begin(None) if name else TemplateState()
 
     def start(self, template: Template, build: Build, wanted: BuildStart) -> None:
         """Raises RecipeError if the build has begun already."""
@@ -146,7 +151,7 @@ class _Run:
         except asyncio.CancelledError:
             self._fail("the server ended during the build")
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (a defect, which is logged)
             _log.exception("the build %s failed", build.id)
             self._fail(f"the server failed: {type(error).__name__}")
         finally:
@@ -173,7 +178,7 @@ class _Run:
             self._say(f"FROM template {wanted.from_template}")
         else:
             image = template_steps.image_of(wanted.from_image or "")
-            state = TemplateState(WireRecipe(image))
+            state = template_steps.begin(image)
             self._say(f"FROM {image or 'the usual image of this server'}")
         await self._prepare(state)
         nonce = self._build.id if wanted.force else ""

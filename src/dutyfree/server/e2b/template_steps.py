@@ -100,6 +100,16 @@ class TemplateState(msgspec.Struct, frozen=True, omit_defaults=True):
     """None for the image's own."""
 
 
+HOME = "/home/user"
+"""Where commands of E2B clients run if nothing else is said; many programs have this path in them."""
+
+
+def begin(image: str | None) -> TemplateState:
+    """The state with which every template begins: its image with the home directory of E2B's usual user."""
+    stages = (WireStage("setup", (f"mkdir -p {HOME}",)),)
+    return TemplateState(WireRecipe(image, stages, env={"HOME": HOME}), HOME)
+
+
 def image_of(name: str) -> str | None:
     """The image of a template; None for the server's usual one."""
     return None if re.split("[:@]", name)[0].removeprefix("docker.io/") == E2B_IMAGE else name
