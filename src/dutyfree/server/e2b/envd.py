@@ -6,6 +6,7 @@ import asyncio
 import binascii
 import contextlib
 import gzip
+import logging
 import posixpath
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -42,12 +43,21 @@ EVENTS = {
 """The kinds of E2B by ours. Those that it does not have are left out."""
 
 TYPES = {0o100000: "FILE_TYPE_FILE", 0o040000: "FILE_TYPE_DIRECTORY", 0o120000: "FILE_TYPE_SYMLINK"}
+_KINDS = {"f": 0o100000, "d": 0o040000, "l": 0o120000}
+"""The types of files as find writes them."""
 EVENTS_KEPT = 10_000
 """Events that a watcher keeps for a client that asks for them later."""
 
-_STAT = ("stat", "-c", "%f\t%s\t%U\t%G\t%Y\t%n", "--")
-_LIST = 'exec find "$1" -mindepth 1 -maxdepth "$2" -exec stat -c "%f\t%s\t%U\t%G\t%Y\t%n" -- {} +'
+_FIELDS = "%f\t%s\t%U\t%G\t%Y\t%n"
+_LIST = f'''
+list() {{ find "$1" -mindepth 1 -maxdepth "$2" "$3" "$4"; }}
+list "$1" "$2" -printf "=%y%m\t%s\t%u\t%g\t%T@\t%p\\0" 2>/dev/null && exit
+exec find "$1" -mindepth 1 -maxdepth "$2" -exec stat -c "{_FIELDS}" -- {{}} +
+'''
+"""GNU's find ends each name with a NUL. Busybox has only lines, so names with a newline are left out."""
 _TARGET = 'printf "%s\t%s\n" "$(stat -L -c %f -- "$1" 2>/dev/null)" "$(readlink -f -- "$1")"'
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Rpc = Callable[["Envd", Request], Awaitable[Response]]
@@ -152,11 +162,12 @@ class Envd:
     async def entry(self, given: str) -> dict[str, Any]:
         """Raises RpcError if there is nothing."""
         path = self.path(given)
-        seen = await self.sandbox.exec([*_STAT, path])
+        seen = await self.sandbox.exec(["stat", "-c", _FIELDS.removesuffix("\t%n"), "--", path])
         if not seen.ok:
             raise RpcError("not_found", f"{given}: no such file or directory")
-        (entry,) = await self._entries(seen)
-        return entry
+        found = _entry(f"{seen.stdout.decode().rstrip()}\t{path}")
+        assert found is not None
+        return await self._followed(found)
 
     async def directory(self, given: str) -> str:
         """The path of a directory. Raises RpcError if there is none."""
@@ -173,15 +184,20 @@ class Envd:
         return json_response({"entries": await self._entries(seen)})
 
     async def _entries(self, seen: Observation) -> list[dict[str, Any]]:
-        entries = [_entry(line) for line in seen.stdout.decode(errors="replace").splitlines()]
-        links = [entry for entry in entries if entry["type"] == "FILE_TYPE_SYMLINK"]
-        for link in links:
-            seen = await self.sandbox.exec(["/bin/sh", "-c", _TARGET, "sh", link["path"]])
+        text = seen.stdout.decode(errors="replace")
+        lines = text.split("\0") if "\0" in text else text.splitlines()
+        entries = [entry for line in lines if (entry := _entry(line)) is not None]
+        return sorted([await self._followed(entry) for entry in entries], key=lambda entry: entry["path"])
+
+    async def _followed(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """Of a link, E2B shows the type of what it leads to."""
+        if entry["type"] == "FILE_TYPE_SYMLINK":
+            seen = await self.sandbox.exec(["/bin/sh", "-c", _TARGET, "sh", entry["path"]])
             mode, _, target = seen.stdout.decode(errors="replace").rstrip("\n").partition("\t")
-            link["symlinkTarget"] = target
-            if mode:  # it leads to something, whose type E2B shows
-                link["type"] = TYPES.get(int(mode, 16) & 0o170000, "FILE_TYPE_UNSPECIFIED")
-        return sorted(entries, key=lambda entry: entry["path"])
+            entry["symlinkTarget"] = target
+            if mode:  # it leads to something
+                entry["type"] = TYPES.get(int(mode, 16) & 0o170000, "FILE_TYPE_UNSPECIFIED")
+        return entry
 
     async def make_directory(self, request: Request) -> Response:
         wanted = await connect.unary(request)
@@ -346,6 +362,9 @@ class EnvdRoutes:
                 return connect.refusal(error)
             except DutyfreeError as error:
                 return connect.refusal(connect.rpc_error(error))
+            except Exception as error:  # noqa: BLE001 (a defect, which is logged)
+                _log.exception("%s failed", request.url.path)
+                return connect.refusal(RpcError("internal", f"the server failed: {type(error).__name__}"))
 
         return guarded
 
@@ -422,9 +441,14 @@ async def _in_time(source: AsyncIterator[T], seconds: float | None) -> AsyncIter
         yield item
 
 
-def _entry(line: str) -> dict[str, Any]:
-    raw, size, owner, group, modified, path = line.split("\t", 5)
-    mode = int(raw, 16)
+def _entry(line: str) -> dict[str, Any] | None:
+    """One file, from what stat or find prints; None for what is no entry."""
+    parts = line.split("\t", 5)
+    if len(parts) < 6:
+        return None
+    raw, size, owner, group, modified, path = parts
+    kind, bits = raw[1:2], raw[2:]
+    mode = _KINDS.get(kind, 0) | int(bits, 8) if raw.startswith("=") else int(raw, 16)
     return {
         "name": posixpath.basename(path),
         "type": TYPES.get(mode & 0o170000, "FILE_TYPE_UNSPECIFIED"),
@@ -434,7 +458,7 @@ def _entry(line: str) -> dict[str, Any]:
         "permissions": _permissions(mode),
         "owner": owner,
         "group": group,
-        "modifiedTime": _time(int(modified)),
+        "modifiedTime": _time(int(modified.partition(".")[0])),
     }
 
 
