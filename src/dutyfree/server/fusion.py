@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dutyfree.contract import Limits, Observation
-from dutyfree.contract.errors import ActionError, DutyfreeError
+from dutyfree.contract.errors import ActionError, DutyfreeError, ExecError
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.server.handlers import DirectCall, admitted, demand_of
 from dutyfree.server.json_form import json_response
@@ -121,6 +121,8 @@ async def _step(
 ) -> StepResult:
     start = perf_counter()
     seen: Observation = await sandbox.exec(command, stdin=stdin, timeout=timeout)
+    if not seen.started:  # the compiler or the interpreter: this must not look like a wrong program
+        raise ExecError(f"the image has no {command[0]}: {seen.stderr.decode(errors='replace').strip()}")
     out, err = seen.stdout.decode(errors="replace"), seen.stderr.decode(errors="replace")
     if seen.timed_out:
         return StepResult("TimeLimitExceeded", perf_counter() - start, None, out, err)
