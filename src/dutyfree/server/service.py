@@ -11,12 +11,14 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from dutyfree import paths
 from dutyfree.contract import Recipe
 from dutyfree.contract.errors import RecipeError
 from dutyfree.engine.layers.kept_state import KeptSnapshot
 from dutyfree.engine.layers.memory_layers import SNAPSHOT_SCHEME
+from dutyfree.server import named_snapshots
 from dutyfree.server.admission import Admission
 from dutyfree.server.e2b.template_builds import Builds
 from dutyfree.server.e2b.template_store import TemplateStore
@@ -100,7 +102,8 @@ class Service:
         image = wanted.image
         if image is not None and image.startswith(SNAPSHOT_SCHEME):
             if self._snapshots.get(image) != tenant:
-                raise RecipeError(f"there is no snapshot {image[:80]!r}")
+                image = await named_snapshots.image_of(self.native, tenant, image)
+                wanted = msgspec.structs.replace(wanted, image=image)
         elif image is not None and (image.startswith(("/", ".", "~")) or _HOST_SCHEMES.match(image)):
             raise RecipeError(
                 f"{image[:80]!r} would be a file of the server's host", remedy="name an image of a registry"
@@ -129,10 +132,13 @@ class Service:
             await self._records.save_snapshot(tenant, self.native.node.snapshots.kept(recipe.image))
         return to_wire(recipe)[0]
 
-    def forget_snapshot(self, tenant: str, wanted: WireRecipe) -> None:
+    async def forget_snapshot(self, tenant: str, wanted: WireRecipe) -> None:
         """Raises RecipeError if the tenant has no such snapshot."""
-        if wanted.image is None or self._snapshots.get(wanted.image) != tenant:
+        if wanted.image is None:
             raise RecipeError("there is no such snapshot")
+        if self._snapshots.get(wanted.image) != tenant:
+            await named_snapshots.remove(self.native, tenant, wanted.image)
+            return
         self.native.forget(Recipe(wanted.image))
         del self._snapshots[wanted.image]
         if self._records is not None:

@@ -230,7 +230,7 @@ class ControlRoutes:
         name = TemplateRef.parse(wanted.name).name if wanted.name else f"snapshot-{secrets.token_hex(8)}"
         full = f"{name}:{DEFAULT_TAG}"
         if (old := self._snapshots.pop((tenant, full), None)) is not None:
-            self._service.forget_snapshot(tenant, WireRecipe(old.image))
+            await self._service.forget_snapshot(tenant, WireRecipe(old.image))
         taken = TakenSnapshot(kept.image, held.id, held.template.partition("@")[2])
         self._snapshots[tenant, full] = self._snapshots[tenant, name] = taken
         return json_response(_snapshot(full), 201)
@@ -260,7 +260,7 @@ class ControlRoutes:
             await self._templates.remove(given, tenant)
         else:
             del self._snapshots[tenant, f"{name}:{DEFAULT_TAG}"]
-            self._service.forget_snapshot(tenant, WireRecipe(taken.image))
+            await self._service.forget_snapshot(tenant, WireRecipe(taken.image))
         return Response(status_code=204)
 
     async def set_network(self, request: Request, tenant: str) -> Response:

@@ -49,6 +49,11 @@ class OwnServer:
             raise
         return found[1]
 
+    @property
+    def pid(self) -> int | None:
+        """The id of its process, if it was started."""
+        return None if self._process is None else self._process.pid
+
     async def end(self) -> None:
         """End it, if it was started, and remove its directory."""
         if self._process is None:

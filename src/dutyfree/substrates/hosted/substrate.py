@@ -28,6 +28,7 @@ from dutyfree.substrates.hosted.connection import Connection, PendingCall, Serve
 from dutyfree.substrates.hosted.delay import delayed
 from dutyfree.substrates.hosted.own_server import OwnServer
 from dutyfree.substrates.hosted.sandbox import HostedSandbox, NetworkedHostedSandbox, send_tree
+from dutyfree.substrates.hosted.tree_digests import TreeDigests
 from dutyfree.substrates.local.lifecycle import require
 from dutyfree.wire import calls
 from dutyfree.wire.calls import SandboxInfo
@@ -88,6 +89,7 @@ class Hosted:
         self._distance = AsyncExitStack()
         self._live: dict[str, HostedSandbox] = {}
         self._sent: set[str] = set()
+        self._digests = TreeDigests()
 
     @classmethod
     async def probe(cls, config: HostedConfig) -> Availability:
@@ -282,7 +284,7 @@ class Hosted:
         """The recipe for the wire, after the server has got its files. Raises RecipeError, CreateError."""
         recipe = checked(recipe)
         try:
-            wire, files = await anyio.to_thread.run_sync(to_wire, recipe)
+            wire, files = await anyio.to_thread.run_sync(to_wire, recipe, self._digests.digest)
         except OSError as error:
             raise CreateError(f"a file of the recipe cannot be read: {error}") from error
         unknown = tuple(digest for digest in files if digest not in self._sent)
