@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,9 @@ from dutyfree.contract.errors import RecipeError
 from dutyfree.contract.stage import tree_digest
 from dutyfree.engine.sandbox import tree_stream
 from dutyfree.wire.recipes import DIGEST
+
+ABANDONED = 86400.0
+"""Seconds after which what has begun to arrive does not come any more."""
 
 
 class TenantFiles:
@@ -42,6 +46,14 @@ class TenantFiles:
         """Read a tree stream, which is closed, and keep it if it has this digest. Raises RecipeError."""
         path = self.path(tenant, digest)
         await anyio.to_thread.run_sync(_receive, descriptor, path)
+
+    def sweep(self, older: float = ABANDONED) -> None:
+        """Remove what servers that were killed had begun to receive."""
+        for path in self._root.glob("*/.receiving-*"):
+            if time.time() - path.lstat().st_mtime > older:
+                shutil.rmtree(path, ignore_errors=True)
+                if path.is_file():
+                    path.unlink(missing_ok=True)
 
     def scratch(self, tenant: str) -> Path:
         """A new empty file beside the tenant's trees, for the caller to fill and to remove."""

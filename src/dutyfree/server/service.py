@@ -82,6 +82,7 @@ class Service:
                 tokens = stack.enter_context(Tokens(state / "server.sqlite"))
                 templates = stack.enter_context(TemplateStore(state / "templates.sqlite"))
                 service = Service(native, tokens, templates, state, records)
+                service.files.sweep()
                 await service.sandboxes.restore(
                     native.node, service.admission, await service.restore_snapshots()
                 )

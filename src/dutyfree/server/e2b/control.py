@@ -145,10 +145,11 @@ class ControlRoutes:
 
     def _start(self, tenant: str, template: str) -> _Start:
         """What a template means. Raises RecipeError."""
-        taken = self._snapshots.get((tenant, template))
-        if taken is not None:
+        name, tag = TemplateRef.parse(template)
+        taken = self._snapshots.get((tenant, name))
+        if taken is not None and tag in (None, DEFAULT_TAG):
             home = {"HOME": HOME}
-            return _Start(f"{template}@{taken.build}", WireRecipe(taken.image, env=home), None)
+            return _Start(f"{name}@{taken.build}", WireRecipe(taken.image, env=home), None)
         state = self._service.templates.base(tenant, template)
         found = self._service.templates.store.ready(tenant, template)
         if found is None:
@@ -228,12 +229,11 @@ class ControlRoutes:
         wanted: SnapshotRequest = await body_of(request, SnapshotRequest)
         kept = await HANDLERS["snapshot"](DirectCall(self._service, tenant, held.id), calls.Snapshot())
         name = TemplateRef.parse(wanted.name).name if wanted.name else f"snapshot-{secrets.token_hex(8)}"
-        full = f"{name}:{DEFAULT_TAG}"
-        if (old := self._snapshots.pop((tenant, full), None)) is not None:
+        if (old := self._snapshots.pop((tenant, name), None)) is not None:
             await self._service.forget_snapshot(tenant, WireRecipe(old.image))
         taken = TakenSnapshot(kept.image, held.id, held.template.partition("@")[2])
-        self._snapshots[tenant, full] = self._snapshots[tenant, name] = taken
-        return json_response(_snapshot(full), 201)
+        self._snapshots[tenant, name] = taken
+        return json_response(_snapshot(name), 201)
 
     async def list_snapshots(self, request: Request, tenant: str) -> Response:
         query = request.query_params
@@ -244,10 +244,9 @@ class ControlRoutes:
             name
             for (owner, name), taken in self._snapshots.items()
             if owner == tenant
-            and ":" in name
             and name > after
             and sandbox in (None, taken.sandbox)
-            and wanted in (None, name.partition(":")[0])
+            and wanted in (None, name)
         )
         headers = {"x-next-token": found[limit - 1]} if len(found) > limit else {}
         return json_response([_snapshot(name) for name in found[:limit]], headers=headers)
@@ -259,7 +258,6 @@ class ControlRoutes:
         if taken is None:
             await self._templates.remove(given, tenant)
         else:
-            del self._snapshots[tenant, f"{name}:{DEFAULT_TAG}"]
             await self._service.forget_snapshot(tenant, WireRecipe(taken.image))
         return Response(status_code=204)
 
@@ -286,7 +284,8 @@ class _Start(NamedTuple):
 
 
 def _snapshot(name: str) -> dict[str, Any]:
-    return {"snapshotID": name, "names": [name]}
+    full = f"{name}:{DEFAULT_TAG}"
+    return {"snapshotID": full, "names": [full]}
 
 
 def _network(wanted: NewSandbox) -> Any:

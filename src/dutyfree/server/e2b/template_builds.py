@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import defaultdict
@@ -229,10 +228,8 @@ def _bytes(mebibytes: int | None) -> int | None:
 
 
 def _text(error: DutyfreeError) -> str:
-    """What the client sees of an error: of a stage, its output."""
-    if isinstance(error, StageError) and error.output:
-        return f"the command failed: {error.output}"
-    with contextlib.suppress(AttributeError):
-        if error.remedy and not isinstance(error, StageError):  # a stage's names a file of this host
-            return f"{error.message} ({error.remedy})"
-    return error.message
+    """What the client sees of an error. That of a stage has paths of this host, so its output alone."""
+    if isinstance(error, StageError) and error.number:
+        ended = "took too long" if "was stopped after" in error.message else "failed"
+        return f"the command {ended}: {error.output or 'it printed nothing'}"
+    return f"{error.message} ({error.remedy})" if error.remedy else error.message

@@ -24,8 +24,8 @@ from dutyfree.server.service import Service
 
 LARGEST_UPLOAD = 2 << 30
 """Bytes of the archive of one COPY."""
-UPLOAD_LINKS = 1000
-"""Links for uploads that are known. The oldest are forgotten."""
+UPLOAD_LINKS = 100
+"""Links for uploads of one tenant that are known. The oldest are forgotten."""
 LOG_PAGE = 100
 """Lines of a log in one answer."""
 
@@ -139,8 +139,9 @@ class TemplateRoutes:
         present = digest is not None and not await self._service.files.missing(tenant, [digest])
         link = secrets.token_urlsafe(24)
         self._links[link] = (tenant, files_hash)
-        while len(self._links) > UPLOAD_LINKS:
-            del self._links[next(iter(self._links))]
+        own = [name for name, (owner, _) in self._links.items() if owner == tenant]
+        for old in own[:-UPLOAD_LINKS]:
+            del self._links[old]
         url = request.url_for("e2b_upload", link=link)
         return json_response({"present": present, "url": str(url)}, 201)
 

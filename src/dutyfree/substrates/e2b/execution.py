@@ -157,7 +157,7 @@ class Execution:
             if not hasattr(handle, name):
                 raise Unavailable(
                     "this version of the package e2b does not give the bytes of output",
-                    remedy="install a version that was tested: docs/substrates.md",
+                    remedy="install a version that was tested: docs/providers.md",
                 )
             setattr(handle, name, codecs.getincrementaldecoder("latin-1")())
         return handle

@@ -83,7 +83,9 @@ class E2B:
     @classmethod
     async def probe(cls, config: E2BConfig) -> Availability:
         if not await _installed():
-            return Availability(False, "the package e2b is not installed", "pip install 'dutyfree[e2b]'")
+            return Availability(
+                False, "the package e2b is not installed", "install dutyfree with its extra e2b"
+            )
         if config.serve:
             return await registry.probe("native")
         if not (config.api_key or os.environ.get(KEY_VARIABLE)):
