@@ -14,7 +14,7 @@ from e2b import AsyncSandbox, AsyncTemplate, Sandbox, Template, wait_for_file
 from e2b.exceptions import BuildException, SandboxException, TemplateException
 
 from dutyfree.server.tokens import Tokens
-from tests.serving import serving
+from tests.serving import ended_by_sigterm, serving
 
 pytestmark = pytest.mark.native
 
@@ -189,3 +189,22 @@ def test_templates_survive_a_restart_and_belong_to_their_tenant(tmp_path: Path) 
         assert not Template.exists("kept", **foreign)
         with pytest.raises(SandboxException, match="not found"):
             Sandbox.create("kept", **foreign)
+
+
+def test_a_sandbox_and_a_snapshot_go_on_with_the_next_server(tmp_path: Path) -> None:
+    with ended_by_sigterm(tmp_path) as url:
+        options: Any = {"api_url": url, "sandbox_url": url, "api_key": "e2b_anything"}
+        Template.build(Template().from_base_image().set_workdir("/opt"), "lasting", **options)
+        made = Sandbox.create("lasting", timeout=120, **options)
+        made.files.write("file", "kept")
+        snapshot = made.create_snapshot(name="lasting-snapshot")
+    with serving(tmp_path) as url:
+        options = {"api_url": url, "sandbox_url": url, "api_key": "e2b_anything"}
+        again = Sandbox.connect(made.sandbox_id, **options)
+        assert again.commands.run("pwd; cat file").stdout == "/opt\nkept"
+        with Sandbox.create(snapshot.snapshot_id, **options) as copy:
+            assert copy.files.read("/opt/file") == "kept"
+        again.kill()
+    with serving(tmp_path) as url:  # the last one ended all of its sandboxes, and their snapshots
+        options = {"api_url": url, "sandbox_url": url, "api_key": "e2b_anything"}
+        assert Sandbox.list_snapshots(**options).next_items() == []

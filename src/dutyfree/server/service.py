@@ -86,6 +86,7 @@ class Service:
                 await service.sandboxes.restore(
                     native.node, service.admission, await service.restore_snapshots()
                 )
+                templates.keep_snapshots(service._snapshots)
                 try:
                     yield service
                 finally:

@@ -5,6 +5,7 @@ A sandbox remembers the build of its template as ``TEMPLATE@BUILD``; clients see
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
@@ -15,13 +16,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from dutyfree.contract import Limits
-from dutyfree.contract.errors import DutyfreeError, UsageError
+from dutyfree.contract.errors import DutyfreeError, RecipeError, UsageError
 from dutyfree.engine.sandbox.sandbox import NetworkedSandbox
 from dutyfree.server.access import Access, Refused
 from dutyfree.server.e2b.control_json import ENVD_VERSION, body_of, time_text
 from dutyfree.server.e2b.template_builds import BASE, limits_of
 from dutyfree.server.e2b.template_steps import HOME
-from dutyfree.server.e2b.template_store import DEFAULT_TAG, Build, TemplateRef
+from dutyfree.server.e2b.template_store import DEFAULT_TAG, Build, TakenSnapshot, TemplateRef
 from dutyfree.server.e2b.templates import TemplateRoutes
 from dutyfree.server.handlers import HANDLERS, DirectCall
 from dutyfree.server.json_form import json_response
@@ -60,15 +61,6 @@ class SnapshotRequest(msgspec.Struct, frozen=True):
     name: str | None = None
 
 
-class TakenSnapshot(NamedTuple):
-    """A snapshot that a client took. It exists until the server ends."""
-
-    image: str
-    sandbox: str
-    build: str
-    """The build of the template that the sandbox had, if it had one."""
-
-
 class ControlRoutes:
     """The routes of E2B's control API."""
 
@@ -76,8 +68,7 @@ class ControlRoutes:
         self._service = service
         self._access = access
         self._templates = TemplateRoutes(service)
-        self._snapshots: dict[tuple[str, str], TakenSnapshot] = {}
-        """By tenant and name."""
+        self._store = service.templates.store
 
     def routes(self) -> list[Route]:
         one = "/sandboxes/{sandbox}"
@@ -146,7 +137,7 @@ class ControlRoutes:
     def _start(self, tenant: str, template: str) -> _Start:
         """What a template means. Raises RecipeError."""
         name, tag = TemplateRef.parse(template)
-        taken = self._snapshots.get((tenant, name))
+        taken = self._store.snapshots.get((tenant, name))
         if taken is not None and tag in (None, DEFAULT_TAG):
             home = {"HOME": HOME}
             return _Start(f"{name}@{taken.build}", WireRecipe(taken.image, env=home), None)
@@ -229,10 +220,10 @@ class ControlRoutes:
         wanted: SnapshotRequest = await body_of(request, SnapshotRequest)
         kept = await HANDLERS["snapshot"](DirectCall(self._service, tenant, held.id), calls.Snapshot())
         name = TemplateRef.parse(wanted.name).name if wanted.name else f"snapshot-{secrets.token_hex(8)}"
-        if (old := self._snapshots.pop((tenant, name), None)) is not None:
-            await self._service.forget_snapshot(tenant, WireRecipe(old.image))
+        if (old := self._store.snapshots.get((tenant, name))) is not None:
+            await self._forget(tenant, name, old)
         taken = TakenSnapshot(kept.image, held.id, held.template.partition("@")[2])
-        self._snapshots[tenant, name] = taken
+        await self._store.add_snapshot(tenant, name, taken)
         return json_response(_snapshot(name), 201)
 
     async def list_snapshots(self, request: Request, tenant: str) -> Response:
@@ -242,7 +233,7 @@ class ControlRoutes:
         limit = int(query["limit"]) if query.get("limit", "").isdigit() else 100
         found = sorted(
             name
-            for (owner, name), taken in self._snapshots.items()
+            for (owner, name), taken in self._store.snapshots.items()
             if owner == tenant
             and name > after
             and sandbox in (None, taken.sandbox)
@@ -254,12 +245,18 @@ class ControlRoutes:
     async def remove_template(self, request: Request, tenant: str) -> Response:
         given = request.path_params["template"]
         name = TemplateRef.parse(given).name
-        taken = self._snapshots.pop((tenant, name), None)
+        taken = self._store.snapshots.get((tenant, name))
         if taken is None:
             await self._templates.remove(given, tenant)
         else:
-            await self._service.forget_snapshot(tenant, WireRecipe(taken.image))
+            await self._forget(tenant, name, taken)
         return Response(status_code=204)
+
+    async def _forget(self, tenant: str, name: str, taken: TakenSnapshot) -> None:
+        """Remove a snapshot, which may have ended with an earlier server."""
+        await self._store.remove_snapshot(tenant, name)
+        with contextlib.suppress(RecipeError):
+            await self._service.forget_snapshot(tenant, WireRecipe(taken.image))
 
     async def set_network(self, request: Request, tenant: str) -> Response:
         held = self._held(request, tenant)

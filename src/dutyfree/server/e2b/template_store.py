@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, NamedTuple, Self
@@ -41,6 +41,14 @@ CREATE TABLE IF NOT EXISTS uploads (
     hash TEXT NOT NULL,
     digest TEXT NOT NULL,
     PRIMARY KEY (tenant, hash)
+) STRICT;
+CREATE TABLE IF NOT EXISTS snapshots (
+    tenant TEXT NOT NULL,
+    name TEXT NOT NULL,
+    image TEXT NOT NULL,
+    sandbox TEXT NOT NULL,
+    build TEXT NOT NULL,
+    PRIMARY KEY (tenant, name)
 ) STRICT;
 """
 
@@ -98,6 +106,15 @@ class Template(msgspec.Struct):
         return max(self.builds.values(), key=lambda build: build.created)
 
 
+class TakenSnapshot(NamedTuple):
+    """A snapshot that a client took."""
+
+    image: str
+    sandbox: str
+    build: str
+    """The build of the template that the sandbox had, if it had one."""
+
+
 class TemplateRef(NamedTuple):
     """``name``, ``name:tag`` or the same with an id; a team before the name is ignored."""
 
@@ -119,6 +136,8 @@ class TemplateStore:
         self._templates: dict[str, Template] = {}
         self._names: dict[tuple[str, str], str] = {}
         self._uploads: dict[tuple[str, str], str] = {}
+        self.snapshots: dict[tuple[str, str], TakenSnapshot] = {}
+        """By tenant and name."""
 
     def __enter__(self) -> Self:
         self._database = sqlite3.connect(
@@ -137,6 +156,8 @@ class TemplateStore:
                     build.failure = Failure("the server was restarted during the build", "base")
         rows = self._database.execute("SELECT tenant, hash, digest FROM uploads")
         self._uploads = {(tenant, name): digest for tenant, name, digest in rows}
+        found = self._database.execute("SELECT tenant, name, image, sandbox, build FROM snapshots")
+        self.snapshots = {(tenant, name): TakenSnapshot(*rest) for tenant, name, *rest in found}
         return self
 
     def __exit__(
@@ -200,6 +221,23 @@ class TemplateStore:
         self._templates.pop(template.id, None)
         self._names.pop((template.tenant, template.name), None)
         await self._write("DELETE FROM templates WHERE id = ?", (template.id,))
+
+    # --- Snapshots --------------------------------------------------------------------------------------
+
+    def keep_snapshots(self, images: Container[str]) -> None:
+        """Forget those that ended with an earlier server. For its start: it writes to disk."""
+        for (tenant, name), taken in list(self.snapshots.items()):
+            if taken.image not in images:
+                del self.snapshots[tenant, name]
+                self._database.execute("DELETE FROM snapshots WHERE tenant = ? AND name = ?", (tenant, name))
+
+    async def add_snapshot(self, tenant: str, name: str, taken: TakenSnapshot) -> None:
+        self.snapshots[tenant, name] = taken
+        await self._write("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?, ?)", (tenant, name, *taken))
+
+    async def remove_snapshot(self, tenant: str, name: str) -> None:
+        self.snapshots.pop((tenant, name), None)
+        await self._write("DELETE FROM snapshots WHERE tenant = ? AND name = ?", (tenant, name))
 
     # --- Files ------------------------------------------------------------------------------------------
 
