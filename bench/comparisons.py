@@ -36,6 +36,7 @@ from rounds import Row, figure
 from scipy.stats import mannwhitneyu
 
 from dutyfree.analysis.ab import compare_rounds
+from dutyfree.cli.ab import BLOCKS
 from dutyfree.analysis.cells import METRICS, samples
 from dutyfree.analysis.comparison import compare
 from dutyfree.analysis.decomposition import Decomposer

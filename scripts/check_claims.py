@@ -186,7 +186,7 @@ def claims(block: Block) -> Iterator[Claim]:
 @cache
 def _printed(path: Path) -> list[float]:
     """All numbers of a text."""
-    found = re.findall(r"[+-]?\d[\d,]*(?:\.\d+)?", path.read_text())
+    found = re.findall(r"[+-]?\d[\d,]*(?:\.\d+)?", path.read_text().replace("\N{MINUS SIGN}", "-"))
     return [Printed(text.replace(",", "")) for text in found]
 
 

@@ -179,6 +179,13 @@ def test_the_programs_of_the_service_run(tmp_path):
         assert (done.returncode, "hello\\nLinux" in done.stdout) == (0, True), done
         done = ran([sys.executable, "-c", program.replace("http://127.0.0.1:7800", url)])
         assert done.stdout.startswith("0 b'42\\n'"), done
+        stream = next(block for kind, block in blocks if kind == "sh" and "/v1/events" in block)
+        done = ran(["sh", "-ec", stream.replace("http://127.0.0.1:7800", url)])
+        assert re.findall("^event: (.+)", done.stdout, re.MULTILINE)[-3:] == [
+            "action",
+            "released",
+            "state",
+        ], done
 
 
 def test_the_recipe_with_services_is_a_good_one(tmp_path):

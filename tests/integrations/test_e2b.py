@@ -24,6 +24,8 @@ from e2b.sandbox.commands.command_handle import CommandExitException, PtySize
 from dutyfree.server.tokens import Tokens
 from tests.awaiting import until
 from tests.processes import eventually
+from tests.server.test_events import lately
+from tests.server.test_http import Client
 from tests.serving import serving
 
 pytestmark = pytest.mark.native
@@ -63,6 +65,18 @@ async def test_create_connect_list_and_kill(sandbox: AsyncSandbox) -> None:
     assert await AsyncSandbox.kill(sandbox.sandbox_id)
     assert not await AsyncSandbox.kill(sandbox.sandbox_id)
     assert not await sandbox.is_running()
+
+
+async def test_its_commands_are_in_the_event_stream(sandbox: AsyncSandbox, url: str) -> None:
+    with pytest.raises(CommandExitException):
+        await sandbox.commands.run("echo seen; exit 4")
+    client = Client(url)
+
+    def found() -> list[Any]:
+        told = [data for _, _, data in lately(client) if data.get("sandbox") == sandbox.sandbox_id]
+        return [(one["call"], one["exit_code"]) for one in told if one.get("label") == "echo seen; exit 4"]
+
+    await until(lambda: found() == [("start", 4)])
 
 
 async def test_the_timeout_ends_a_sandbox(pointed_here: None) -> None:

@@ -22,6 +22,8 @@ from swerex.runtime.abstract import (
 )
 from swerex.runtime.remote import RemoteRuntime
 
+from tests.server.test_events import lately
+from tests.server.test_http import Client
 from tests.serving import serving
 
 pytestmark = pytest.mark.native
@@ -42,6 +44,15 @@ async def runtime(url: str) -> AsyncIterator[RemoteRuntime]:
 
 async def test_it_is_alive(runtime: RemoteRuntime) -> None:
     assert await runtime.is_alive()
+
+
+async def test_its_commands_are_in_the_event_stream(runtime: RemoteRuntime, url: str) -> None:
+    await runtime.create_session(CreateBashSessionRequest())
+    await runtime.run_in_session(BashAction(command="echo in a session"))
+    await runtime.execute(Command(command=["sh", "-c", "exit 6"]))
+    found = {data.get("label"): data for _, kind, data in lately(Client(url)) if kind == "action"}
+    assert found["echo in a session"]["call"] == "shell_run"
+    assert found["sh -c exit 6"]["exit_code"] == 6
 
 
 async def test_a_session_keeps_its_state(runtime: RemoteRuntime) -> None:

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from dutyfree.report import files
 from tests.analysis.synthetic import plausible, save
+from tests.chromium import MARKS, PATIENCE, launched
 
-CHROMIUM = Path("/usr/bin/chromium")
-PATIENCE = 180_000  # milliseconds
-FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason="no Chromium; to enable: apt-get install chromium"),
-]
-
-api = pytest.importorskip("playwright.sync_api", reason="no Playwright; to enable: pip install playwright")
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +24,8 @@ def address(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[object]:
-    with api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS, timeout=PATIENCE)
+    with launched() as running:
         yield running
-        running.close()
 
 
 def opened(browser, address, **options):

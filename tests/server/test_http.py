@@ -198,6 +198,19 @@ def test_pages_of_other_sites_are_refused(client: Client) -> None:
     assert (status, answer["error"]["code"]) == (403, "forbidden")
 
 
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:7800", "127.0.0.1.evil.example", "["])
+def test_names_of_other_sites_are_refused(client: Client, host: str) -> None:
+    """A site can let its own name point to 127.0.0.1 after a browser has loaded its page."""
+    own = {"Host": host, "Origin": f"http://{host}"}
+    assert client("POST", "/v1/sandboxes", {}, **own)[0] in (400, 403)
+    assert client("GET", "/v1/sandboxes", Host=host)[0] in (400, 403)
+
+
+@pytest.mark.parametrize("host", ["localhost:7800", "127.0.0.1", "[::1]:80", "node7", "x.localhost"])
+def test_names_of_this_machine_are_not(client: Client, host: str) -> None:
+    assert client("GET", "/v1/sandboxes", Host=host)[0] == 200
+
+
 def test_no_listening_beyond_the_loopback_without_a_token(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dutyfree", "serve", "--listen", "0.0.0.0:0", "--state", str(tmp_path)]
     done = ran(command)

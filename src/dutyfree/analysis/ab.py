@@ -1,12 +1,14 @@
 """Compare two configurations that one study measured in the same rounds: ``dutyfree ab``.
 
 Every round runs each workload once on A and once on B, in random order, so a slow minute of the machine
-affects both. The unit is the round: B ÷ A in each round, and how much it varies between rounds.
+affects both. The unit is the block: the rounds between two starts of the processes (``Plan.renew``). What
+counts is B ÷ A in each block, and how much it varies between blocks.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import groupby
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from dutyfree.study.records import Records
 def compare_rounds(records: Records) -> Comparison:
     """Compare the second substrate of the study with the first. Raises RecordsError unless there are two."""
     a, b = _labels(records)
+    renew = max(1, int(records.study.plan.get("renew", 0)))
     decomposer = Decomposer(records)
     by_key = samples(records, decomposer)
     found = own_cautions(records, by_key, decomposer)
@@ -40,7 +43,9 @@ def compare_rounds(records: Records) -> Comparison:
         title_b=b,
         runs_a=[run],
         runs_b=[run],
-        changes=changes([row for key, pair in pairs.items() for row in _judged(key, *pair, found)], "round"),
+        changes=changes(
+            [row for key, pair in pairs.items() for row in _judged(key, *pair, found, renew)], "round"
+        ),
         failures=[
             change
             for key, (one, other) in pairs.items()
@@ -64,7 +69,9 @@ def _labels(records: Records) -> tuple[str, str]:
     return labels[0], labels[1]
 
 
-def _judged(key: Key, before: Sample, after: Sample, cautions: list[Caution]) -> list[TestedMetric]:
+def _judged(
+    key: Key, before: Sample, after: Sample, cautions: list[Caution], renew: int
+) -> list[TestedMetric]:
     found = []
     for metric, values in METRICS.items():
         x, y = values(before), values(after)
@@ -72,10 +79,17 @@ def _judged(key: Key, before: Sample, after: Sample, cautions: list[Caution]) ->
             continue
         one, other = _by_round(before, x), _by_round(after, y)
         both = sorted(one.keys() & other.keys())
-        a, b = as_sample([one[number] for number in both]), as_sample([other[number] for number in both])
+        blocks = [list(rounds) for _, rounds in groupby(both, key=lambda number: number // renew)]
+        a, b = (as_sample([_mean(side, rounds) for rounds in blocks]) for side in (one, other))
         about = concerning([before.key, after.key], metric, cautions)
         found.append(TestedMetric(key, metric, a, b, x.size, y.size, judge_pairs(b, a), about))
     return found
+
+
+def _mean(values: dict[int, float], rounds: list[int]) -> float:
+    """The geometric mean over some rounds, which a slow one does not dominate."""
+    found = np.array([values[number] for number in rounds])
+    return float(np.exp(np.log(found).mean())) if found.min() > 0 else float(found.min())
 
 
 def _by_round(sample: Sample, values: Floats) -> dict[int, float]:

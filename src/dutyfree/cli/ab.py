@@ -21,6 +21,9 @@ from dutyfree.study.plan import Plan
 NAME = "ab"
 TRIALS = {"T0": 40, "T1": 20, "T2": 12}
 TRAJECTORY_TRIALS = 12
+BLOCKS = 12
+"""How often the processes of both sides are started anew, at least: the fewest that can show a difference in
+nine metrics."""
 SETTLE = 0.1
 """Seconds of pause before every trial, as in the plans that come with dutyfree."""
 
@@ -40,8 +43,9 @@ def ab(
     """Say whether configuration B is slower or faster than A: measure both in turn, then compare.
 
     Every round runs each workload once on A and once on B, in random order, so a slow minute of the machine
-    affects both. The verdict on each workload is "slower", "faster", "no difference shown" or "cannot tell",
-    with B ÷ A and its 95 % interval. "cannot tell" means too few rounds or too much noise: run more trials,
+    affects both. Every few rounds both start anew in fresh processes, since two processes of the same program
+    differ a little. The verdict on each workload is "slower", "faster", "no difference shown" or "cannot
+    tell", with B ÷ A and its 95 % interval. "cannot tell" means too few rounds or too much noise: run more trials,
     or stop other programs. The same configuration twice is an A/A test: it shows the noise of this machine.
     By default it takes a few minutes.
 
@@ -123,6 +127,7 @@ def _plan(a: str | None, b: str | None, workloads: dict[str, int], full_tests: b
         # A new order each time: a fixed order would repeat the same imbalance in every comparison.
         seed=secrets.randbelow(1 << 31),
         settle=SETTLE,
+        renew=max(1, min(workloads.values(), default=1) // BLOCKS),
         full_tests=full_tests,
     )
     return plans.check(plan, "the comparison")

@@ -46,7 +46,7 @@ def serve(
 
     Clients use them with the substrate 'hosted', or over HTTP with any program (docs/service.md). Without a
     token, only programs on this machine may use the server. As soon as a token exists, every client needs
-    one.
+    one. In a browser, the server's address shows its dashboard.
 
     For example:
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
@@ -12,6 +13,8 @@ from dutyfree.wire.errors import WireError
 
 OPERATOR = "operator"
 """The tenant whose tokens see what the whole server does."""
+SUBPROTOCOL = "dutyfree.token."
+"""Begins the WebSocket subprotocol that carries a token."""
 
 
 class Refused(Exception):  # noqa: N818 (names the state)
@@ -35,6 +38,7 @@ class Access:
         _check_origin(connection)
         secret = _secret(connection)
         if not self._needs_token and not secret.startswith(PREFIX):
+            _check_host(connection)
             return LOCAL
         if not secret:
             raise Refused(401, "unauthorized", "the server needs a token", "send Authorization: Bearer TOKEN")
@@ -53,13 +57,34 @@ class Access:
 
 
 def _secret(connection: HTTPConnection) -> str:
-    """The token of a request, where our own clients or those of E2B put it."""
+    """The token of a request, where our own clients, those of E2B, or browsers put it."""
     kind, _, secret = connection.headers.get("authorization", "").partition(" ")
-    return secret.strip() if kind.lower() == "bearer" else connection.headers.get("x-api-key", "")
+    if kind.lower() == "bearer":
+        return secret.strip()
+    for protocol in connection.scope.get("subprotocols", ()):  # all that a browser can send with a WebSocket
+        if protocol.startswith(SUBPROTOCOL):
+            return str(protocol.removeprefix(SUBPROTOCOL))
+    return connection.headers.get("x-api-key", "")
+
+
+def _check_host(connection: HTTPConnection) -> None:
+    """Refuse names that a foreign site could let point to this machine (DNS rebinding). Raises Refused.
+
+    To a browser, the pages of such a site and this server are then the same site. It has no token, though.
+    """
+    given = connection.headers.get("host", "")
+    try:
+        host = urlsplit(f"//{given}").hostname or ""
+        if "." not in host or host.endswith(".localhost"):
+            return  # localhost, a name of this network, an IPv6 address, or a Unix socket
+        ipaddress.ip_address(host)
+    except ValueError:
+        message = f"without a token, the server is not reached as {given[:80]!r}"
+        raise Refused(403, "forbidden", message, "use 127.0.0.1, or a token") from None
 
 
 def _check_origin(connection: HTTPConnection) -> None:
     """Refuse pages of other sites, which a browser on this machine may show. Raises Refused."""
     origin = connection.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != connection.headers.get("host", ""):
+    if origin is not None and origin.partition("://")[2] != connection.headers.get("host", ""):
         raise Refused(403, "forbidden", "a page of another site may not use this server")

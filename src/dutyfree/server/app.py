@@ -22,10 +22,11 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from dutyfree.contract import Read, Write
 from dutyfree.contract.errors import ArgumentError, DutyfreeError, UsageError
-from dutyfree.server import json_form, openapi
+from dutyfree.server import event_stream, json_form, openapi
 from dutyfree.server.access import Access, Refused
 from dutyfree.server.channel import Channel, ProtocolError
 from dutyfree.server.channel_socket import ChannelSocket
+from dutyfree.server.dashboard import pages as dashboard
 from dutyfree.server.e2b.control import ControlRoutes
 from dutyfree.server.e2b.envd import EnvdRoutes
 from dutyfree.server.fusion import run_code
@@ -79,7 +80,9 @@ class Routes:
                     )
                     for name in openapi.plain_calls()
                 ),
+                Route("/v1/events", self._guarded(Routes.events), methods=["GET"]),
                 Route("/v1/openapi.json", _document),
+                *dashboard.routes(),
                 Route("/run_code", self._guarded(Routes.run_code), methods=["POST"]),
                 *ControlRoutes(self._service, self._access).routes(),
                 *EnvdRoutes(self._service).routes(),
@@ -164,6 +167,9 @@ class Routes:
 
     async def run_code(self, request: Request, tenant: str) -> Response:
         return await run_code(self._service, tenant, request)
+
+    async def events(self, request: Request, tenant: str) -> Response:
+        return await event_stream.stream(self._service.events, self._access, tenant, request)
 
     async def metrics(self, request: Request, _tenant: str) -> Response:
         await self._access.check_operator(request)

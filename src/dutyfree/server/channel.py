@@ -118,7 +118,11 @@ class RunningCall:
 
     @property
     def held(self) -> Held:
-        return self.service.sandboxes.get(self.tenant, self._call.sandbox)
+        return self.service.sandboxes.get(self.tenant, self.sandbox_id)
+
+    @property
+    def sandbox_id(self) -> str:
+        return self._call.sandbox
 
     async def send(self, item: object) -> None:
         data = item if isinstance(item, bytes) else codec.encode(item)

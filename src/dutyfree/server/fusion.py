@@ -84,10 +84,16 @@ async def run_code(service: Service, tenant: str, request: Request) -> Response:
         return json_response(
             RunCodeAnswer("SandboxError", f"no language {wanted.language!r}; there are {known}")
         )
+    running = service.events.begin("run_code", wanted.language, tenant, None)
     try:
-        return json_response(await _run(DirectCall(service, tenant), wanted, language))
-    except (DutyfreeError, binascii.Error) as error:
-        return json_response(RunCodeAnswer("SandboxError", str(error)))
+        answer = await _run(DirectCall(service, tenant), wanted, language)
+    except BaseException as error:
+        service.events.fail(running, error)
+        if isinstance(error, DutyfreeError | binascii.Error):
+            return json_response(RunCodeAnswer("SandboxError", str(error)))
+        raise
+    service.events.end(running, answer, "ok" if answer.status == "Success" else "failed")
+    return json_response(answer)
 
 
 async def _run(context: DirectCall, wanted: RunCode, language: Language) -> RunCodeAnswer:

@@ -25,6 +25,7 @@ from dutyfree.engine.sandbox.shell import NativeShell
 from dutyfree.engine.sandbox.terminal import NativeTerminal
 from dutyfree.server import named_snapshots
 from dutyfree.server.admission import Demand, given_back
+from dutyfree.server.events import acted, recorded
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
 from dutyfree.wire import calls, codec
@@ -53,6 +54,10 @@ class Context(Protocol):
     def held(self) -> Held:
         """The sandbox of the call. Raises SandboxClosed."""
 
+    @property
+    def sandbox_id(self) -> str:
+        """The id that the call names; empty for none."""
+
     async def send(self, item: object) -> None:
         """Send an item to the client, when it has room."""
 
@@ -66,11 +71,11 @@ class DirectCall:
     def __init__(self, service: Service, tenant: str, sandbox: str = "") -> None:
         self.service = service
         self.tenant = tenant
-        self._sandbox = sandbox
+        self.sandbox_id = sandbox
 
     @property
     def held(self) -> Held:
-        return self.service.sandboxes.get(self.tenant, self._sandbox)
+        return self.service.sandboxes.get(self.tenant, self.sandbox_id)
 
     async def send(self, _item: object) -> None:
         raise AssertionError("this call has no items")
@@ -84,7 +89,7 @@ HANDLERS: dict[str, Handler] = {}
 
 
 def _handles(function: Handler) -> Handler:
-    HANDLERS[function.__name__.rstrip("_")] = function
+    HANDLERS[function.__name__.rstrip("_")] = recorded(function)
     return function
 
 
@@ -355,15 +360,18 @@ async def shell(context: Context, _: Nothing) -> None:
             while (command := await coming) is not None:
                 coming = asyncio.ensure_future(context.receive())
                 if not command.interrupt:  # otherwise it came after the end of its command
-                    await context.send(await _run_in_shell(session, command, coming))
+                    await context.send(await _run_in_shell(context, session, command, coming))
         finally:
             coming.cancel()
 
 
 async def _run_in_shell(
-    session: NativeShell, command: calls.ShellCommand, interrupted: asyncio.Future[Any]
+    context: Context, session: NativeShell, command: calls.ShellCommand, interrupted: asyncio.Future[Any]
 ) -> ShellAnswer:
-    running = asyncio.ensure_future(session.run(command.command, timeout=command.timeout))
+    work = session.run(command.command, timeout=command.timeout)
+    running = asyncio.ensure_future(
+        acted(context.service.events, "shell_run", command.command, context.held, work)
+    )
     try:
         await asyncio.wait([running, interrupted], return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
@@ -388,12 +396,15 @@ async def terminal(context: Context, wanted: calls.TerminalStart) -> Observation
     )
     async with opening as opened:
         await context.send(b"")  # it is open
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_type, context, opened)
-            while data := await opened.read():
-                await context.send(data)
-            seen = await opened.wait()
-            tasks.cancel_scope.cancel()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_type, context, opened)
+                while data := await opened.read():
+                    await context.send(data)
+                seen = await opened.wait()
+                tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:  # the sandbox may end before its terminal
+            raise _first(group) from group
         return seen
 
 

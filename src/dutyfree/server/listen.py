@@ -127,6 +127,7 @@ async def serving(
         await server.listening.wait()
         yield url_of(listener, tls=certificate is not None)
     finally:
+        service.events.close()  # or their readers would keep the server from ending
         server.should_exit = True
         await asyncio.wait([task])
         if address.path is not None:

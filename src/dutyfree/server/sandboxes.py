@@ -148,7 +148,7 @@ class Sandboxes:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._background: set[asyncio.Task[None]] = set()
         self.on_change: Callable[[str, Held], None] = lambda _event, _held: None
-        """Called with ``created``, ``adopted``, ``released`` or ``expired``."""
+        """Called with ``created``, ``adopted``, ``extended``, ``released`` or ``expired``."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -156,6 +156,9 @@ class Sandboxes:
     def counts(self) -> Counter[str]:
         """How many each tenant holds."""
         return Counter(held.tenant for held in self._held.values())
+
+    def all(self) -> list[Held]:
+        return list(self._held.values())
 
     def of(self, tenant: str) -> list[Held]:
         """The sandboxes of a tenant, the oldest first."""
@@ -341,6 +344,7 @@ class Sandboxes:
         if earlier:  # the timer of a longer lease would come too late
             self._timers.pop(held.id).cancel()
             self._arm(held)
+        self.on_change("extended", held)
 
     def _arm(self, held: Held) -> None:
         self._timers[held.id] = asyncio.get_running_loop().call_at(held.until, self._expired, held)

@@ -22,6 +22,7 @@ from dutyfree.server import named_snapshots
 from dutyfree.server.admission import Admission
 from dutyfree.server.e2b.template_builds import Builds
 from dutyfree.server.e2b.template_store import TemplateStore
+from dutyfree.server.events import Events
 from dutyfree.server.files import TenantFiles
 from dutyfree.server.metrics import Metrics
 from dutyfree.server.records import SandboxRecords
@@ -54,6 +55,7 @@ class Service:
         self._records = records
         self.sandboxes = Sandboxes(records)
         self.metrics = Metrics(self.sandboxes)
+        self.events = Events(self.sandboxes, lambda: native.pool)
         self.admission = Admission(tokens.limits)
         self.files = TenantFiles(state / "files")
         self.templates = Builds(templates, native, self.recipe)

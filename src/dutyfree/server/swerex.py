@@ -20,10 +20,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dutyfree.contract import Observation
 from dutyfree.contract.errors import ActionError, DutyfreeError
 from dutyfree.engine.sandbox.shell import NativeShell
 from dutyfree.server.access import Access, Refused
+from dutyfree.server.events import acted
 from dutyfree.server.handlers import HANDLERS, DirectCall
 from dutyfree.server.json_form import json_response
 from dutyfree.server.sandboxes import Held
@@ -200,7 +200,8 @@ class SwerexRoutes:
                 f"{ERRORS}.SwerexException", "interactive programs in a session are not supported here"
             )
         try:
-            seen = await shell.run(f"{{\n{wanted.command}\n}} 2>&1", timeout=wanted.timeout)
+            work = shell.run(f"{{\n{wanted.command}\n}} 2>&1", timeout=wanted.timeout)
+            seen = await acted(self._service.events, "shell_run", wanted.command, runtime.held, work)
         except ActionError as error:
             raise SwerexError(f"{ERRORS}.SessionNotInitializedError", str(error)) from error
         output = seen.stdout.decode(errors="replace") + seen.stderr.decode(errors="replace")
@@ -234,9 +235,8 @@ class SwerexRoutes:
         if wanted.merge_output_streams:
             words = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
             command = ["/bin/sh", "-c", 'exec 2>&1; exec "$@"', "sh", *words]
-        seen: Observation = await runtime.held.sandbox.exec(
-            command, cwd=wanted.cwd, env=wanted.env, timeout=wanted.timeout
-        )
+        work = runtime.held.sandbox.exec(command, cwd=wanted.cwd, env=wanted.env, timeout=wanted.timeout)
+        seen = await acted(self._service.events, "exec", wanted.command, runtime.held, work)
         out, err = seen.stdout.decode(errors="replace"), seen.stderr.decode(errors="replace")
         if seen.timed_out:
             raise SwerexError(
@@ -253,7 +253,8 @@ class SwerexRoutes:
 
     async def read_file(self, request: Request, runtime: Runtime) -> dict[str, Any]:
         wanted = await _body(request, FileRequest)
-        data = await runtime.held.sandbox.read(wanted.path)
+        work = runtime.held.sandbox.read(wanted.path)
+        data = await acted(self._service.events, "read", wanted.path, runtime.held, work)
         try:
             text = data.decode(wanted.encoding or "utf-8", wanted.errors or "strict")
         except (UnicodeDecodeError, LookupError) as error:
@@ -262,7 +263,8 @@ class SwerexRoutes:
 
     async def write_file(self, request: Request, runtime: Runtime) -> dict[str, Any]:
         wanted = await _body(request, FileRequest)
-        await runtime.held.sandbox.write(wanted.path, wanted.content.encode())
+        work = runtime.held.sandbox.write(wanted.path, wanted.content.encode())
+        await acted(self._service.events, "write", wanted.path, runtime.held, work)
         return {}
 
     async def upload(self, request: Request, runtime: Runtime) -> dict[str, Any]:

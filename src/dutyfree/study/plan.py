@@ -63,6 +63,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     seed: int = 1
     warmups: int = 1
     """Warm-up trials of every workload on every substrate before the first round."""
+    renew: Annotated[int, Meta(ge=0)] = 0
+    """After so many rounds, all substrates start anew in fresh processes; 0 for never. Two processes of the
+    same program differ a little as long as they live. Renewed, that is noise between blocks of rounds."""
     settle: Annotated[float, Meta(description="a number of seconds")] = 0.0
     """Seconds of pause before every batch, in which all substrates finish what they do in the background."""
     timeout: Annotated[float, Meta(description="a number of seconds")] = 300.0

@@ -151,6 +151,7 @@ class _StudyRun:
         self._session = session
         self._host_addresses: dict[str, str | None] = {}
         self._built: dict[tuple[str, str, int], Workload] = {}
+        self._wanted: dict[str, Prepare] = {}
         self._fixtures: dict[str, Fixture] = {}
         self._servers: dict[tuple[str, str], GitServer] = {}
         self._trials: dict[Cell, list[Trial]] = defaultdict(list)
@@ -213,8 +214,8 @@ class _StudyRun:
 
     async def _prepare(self, label: str, stack: AsyncExitStack) -> dict[str, str]:
         built = [await self._workload(name, label, stack) for name in self._plan.workloads]
-        wanted = Prepare(built, self._plan.limits_of(label))
-        return (await self._workers[label].request(wanted, Prepared)).facts
+        self._wanted[label] = Prepare(built, self._plan.limits_of(label))
+        return (await self._workers[label].request(self._wanted[label], Prepared)).facts
 
     async def _workload(self, name: str, label: str, stack: AsyncExitStack) -> Workload:
         fixture = self._fixtures.get(workloads.project_of(name) or "")
@@ -265,8 +266,11 @@ class _StudyRun:
         done = total - sum(len(batch.indices) for batch in left)
         total += len(warmups)
         self._progress.begin(done, total)
-        for batches in (warmups, *rounds):
-            for batch in plans.remaining(batches, self._done):
+        for number, batches in enumerate((warmups, *rounds), -1):
+            left = list(plans.remaining(batches, self._done))
+            if left and number > 0 and self._plan.renew and number % self._plan.renew == 0:
+                await self._renew(left)
+            for batch in left:
                 if not batch.warmup and plans.settled(self._plan.adaptive, self._trials[batch.cell]):
                     continue
                 for ended in await self._batch(batch):
@@ -278,6 +282,17 @@ class _StudyRun:
                     )
                     self._progress.ended(ended, done, total, self._seconds_left(labels))
                 await self._check_substrate(batch.substrate)
+
+    async def _renew(self, batches: list[Batch]) -> None:
+        """Start the substrates of the next rounds in fresh processes, and warm them up, unrecorded."""
+        for label in dict.fromkeys(batch.substrate for batch in batches):
+            await self._workers.renew(label)
+            use, options = self._plan.opening(label)
+            await self._workers[label].open(use, options)
+            await self._workers[label].request(self._wanted[label], Prepared)
+        for workload, label in dict.fromkeys((batch.workload, batch.substrate) for batch in batches):
+            warmup = Batch(workload, label, 1, (0,), warmup=True, session=self._session)
+            await self._workers[label].request(RunBatch(warmup, self._plan.timeout), Ended)
 
     async def _batch(self, batch: Batch) -> list[Trial]:
         """Run the trials of a batch in parallel, and record all of them or none."""

@@ -118,6 +118,11 @@ class Workers:
         for label in labels:
             self._running[label] = await Worker.start(label)
 
+    async def renew(self, label: str) -> None:
+        """End a worker, and start another one for its label. Raises the substrate's error."""
+        await self._running[label].close()
+        self._running[label] = await Worker.start(label)
+
     async def remove(self, label: str) -> None:
         """End one worker, whatever its substrate does."""
         await self._running.pop(label).stop()

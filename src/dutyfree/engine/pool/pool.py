@@ -86,6 +86,20 @@ class Pool:
             f"{len(state.queue)} waiting; {state.stock.alive} of {state.budget.sandboxes} sandboxes>"
         )
 
+    def counts(self) -> dict[str, int]:
+        """How many sandboxes are in each state now; ``waiting`` counts requests, ``budget`` is the most."""
+        state = self._state
+        return {
+            "idle": state.stock.idle,
+            "leased": state.leased,
+            "making": len(state.jobs),
+            "resetting": state.resetting,
+            "destroying": self._executor.destroying,
+            "waiting": len(state.queue),
+            "alive": state.stock.alive,
+            "budget": state.budget.sandboxes,
+        }
+
     async def __aenter__(self) -> Self:
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()

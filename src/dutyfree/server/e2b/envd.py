@@ -27,6 +27,7 @@ from dutyfree.server.e2b import connect
 from dutyfree.server.e2b.connect import RpcError
 from dutyfree.server.e2b.processes import Command, CommandConfig, Commands, TerminalCommand
 from dutyfree.server.e2b.template_steps import TemplateState
+from dutyfree.server.events import Events, acted
 from dutyfree.server.json_form import json_response
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
@@ -66,11 +67,13 @@ Rpc = Callable[["Envd", Request], Awaitable[Response]]
 class Envd:
     """What E2B clients have in one sandbox."""
 
-    def __init__(self, held: Held, start: TemplateState) -> None:
+    def __init__(self, held: Held, start: TemplateState, events: Events) -> None:
         """``start`` says where and as whom commands run that do not say it."""
         self.held = held
         self._start = start
         self.commands = Commands(held.sandbox)
+        self._events = events
+        self._followed: set[asyncio.Task[None]] = set()
         self.watchers: dict[str, Watcher] = {}
 
     @property
@@ -94,6 +97,9 @@ class Envd:
             command: Command = await self.commands.open(config, size.get("rows", 24), size.get("cols", 80))
         else:
             command = await self.commands.start(config, stdin=bool(wanted.get("stdin", True)))
+        task = asyncio.create_task(self._follow("start" if pty is None else "terminal", command))
+        self._followed.add(task)
+        task.add_done_callback(self._followed.discard)
         return connect.stream(_events(command, request, kill=True))
 
     def _config(self, request: Request, wanted: dict[str, Any]) -> CommandConfig:
@@ -102,6 +108,13 @@ class Envd:
         cwd = self.path(process.get("cwd") or "")
         user = _user(request) or self._start.user
         return CommandConfig(words, process.get("envs") or {}, cwd, user, wanted.get("tag"))
+
+    async def _follow(self, call: str, command: Command) -> None:
+        """Publish how a command ends."""
+        words = command.config.words
+        label = words[-1] if "-c" in words else words
+        with contextlib.suppress(DutyfreeError):
+            await acted(self._events, call, label, self.held, command.wait())
 
     async def attach(self, request: Request) -> Response:
         wanted = await connect.streamed(request)
@@ -167,7 +180,7 @@ class Envd:
             raise RpcError("not_found", f"{given}: no such file or directory")
         found = _entry(f"{seen.stdout.decode().rstrip()}\t{path}")
         assert found is not None
-        return await self._followed(found)
+        return await self._resolved(found)
 
     async def directory(self, given: str) -> str:
         """The path of a directory. Raises RpcError if there is none."""
@@ -187,9 +200,9 @@ class Envd:
         text = seen.stdout.decode(errors="replace")
         lines = text.split("\0") if "\0" in text else text.splitlines()
         entries = [entry for line in lines if (entry := _entry(line)) is not None]
-        return sorted([await self._followed(entry) for entry in entries], key=lambda entry: entry["path"])
+        return sorted([await self._resolved(entry) for entry in entries], key=lambda entry: entry["path"])
 
-    async def _followed(self, entry: dict[str, Any]) -> dict[str, Any]:
+    async def _resolved(self, entry: dict[str, Any]) -> dict[str, Any]:
         """Of a link, E2B shows the type of what it leads to."""
         if entry["type"] == "FILE_TYPE_SYMLINK":
             seen = await self.sandbox.exec(["/bin/sh", "-c", _TARGET, "sh", entry["path"]])
@@ -380,7 +393,8 @@ class EnvdRoutes:
         envd = self._envds.get(name)
         if envd is None:
             self._envds = {one: kept for one, kept in self._envds.items() if not kept.held.released}
-            envd = self._envds[name] = Envd(held, self._service.templates.state(held.tenant, held.template))
+            start = self._service.templates.state(held.tenant, held.template)
+            envd = self._envds[name] = Envd(held, start, self._service.events)
         return envd
 
 
