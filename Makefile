@@ -52,6 +52,8 @@ test-slow: linux $(DEVELOPED) ## The long ones: whole studies that are killed, i
 test-integrations: linux $(INSTALLED) ## Other people's frameworks on top of dutyfree; installs them (about a minute)
 	scripts/setup "$(PYTHON)" "$(INTEGRATIONS)" dev inspect clients
 	$(INTEGRATIONS)/bin/python -m pytest tests/integrations $(ARGS)
+	scripts/setup "$(PYTHON)" "$(INTEGRATIONS)-verifiers" dev "" verifiers
+	$(INTEGRATIONS)-verifiers/bin/python -m pytest tests/integrations/test_verifiers.py $(ARGS)
 
 test-vm: $(DEVELOPED) ## The native engine in a virtual machine: control groups v2, as root and without
 	PYTHON=$(BIN)/python scripts/vm-test $(ARGS)
@@ -83,5 +85,5 @@ docs: $(DEVELOPED) ## Build the documentation site with the API reference, then 
 	$(BIN)/python -m pytest tests/docs $(ARGS)
 
 clean: ## Remove what was made here (not the cache, not ./out)
-	rm -rf $(VENV) $(INTEGRATIONS) build dist docs/reference .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(INTEGRATIONS) $(INTEGRATIONS)-verifiers build dist docs/reference .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

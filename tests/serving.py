@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,23 +18,28 @@ from tests.processes import speaking
 @contextmanager
 def serving(state: Path, *arguments: str, listen: str = "127.0.0.1:0") -> Iterator[str]:
     """The URL of a server, which ends with the context and must end well."""
-    command = (
-        sys.executable,
-        "-m",
-        "dutyfree",
-        "serve",
-        "--listen",
-        listen,
-        "--state",
-        str(state),
-        *arguments,
-    )
-    with speaking(*command) as (process, line):
-        found = re.search(r"serving sandboxes at (\S+);", line)
-        assert found, line
-        yield found[1]
+    with _started(state, *arguments, listen=listen) as (process, url):
+        yield url
         process.send_signal(signal.SIGINT)  # after SIGTERM its sandboxes would go on
         assert process.wait(60) == 130
+
+
+@contextmanager
+def ended_by_sigterm(state: Path) -> Iterator[str]:
+    """The URL of a server that ends with the context. The next one with this state must go on."""
+    with _started(state, listen="127.0.0.1:0") as (process, url):
+        yield url
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+@contextmanager
+def _started(state: Path, *arguments: str, listen: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = ("serve", "--listen", listen, "--state", str(state), *arguments)
+    with speaking(sys.executable, "-m", "dutyfree", *command) as (process, line):
+        found = re.search(r"serving sandboxes at (\S+);", line)
+        assert found, line
+        yield process, found[1]
 
 
 def certificates(directory: Path) -> tuple[Path, Path, Path]:

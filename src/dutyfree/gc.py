@@ -21,7 +21,7 @@ import anyio.to_thread
 import msgspec
 
 from dutyfree import paths, study_image
-from dutyfree.contract.errors import CleanupError, Unavailable
+from dutyfree.contract.errors import CleanupError, SubstrateError, Unavailable
 from dutyfree.engine.host import census
 from dutyfree.engine.pool.scheduler.values import Budget
 from dutyfree.engine.store import sweep
@@ -46,7 +46,7 @@ class Leftover(msgspec.Struct, frozen=True):
 async def collect(*, spare: int = Budget().disk, dry_run: bool = False) -> list[Leftover]:
     """Find all leftovers, and remove them unless ``dry_run``. Keep ``spare`` bytes of unused layers."""
     found = await anyio.to_thread.run_sync(lambda: list(_local(spare, dry_run)))
-    return found + await _docker(dry_run)
+    return found + await _docker(dry_run) + await _e2b(dry_run)
 
 
 def _local(spare: int, dry_run: bool) -> Iterator[Leftover]:
@@ -187,4 +187,31 @@ async def _docker(dry_run: bool) -> list[Leftover]:
         return found  # no engine, nothing in it
     except (EngineError, EngineLost) as error:
         found.append(Leftover("Docker engine", "its containers and images", failure=str(error)))
+    return found
+
+
+# --- E2B -----------------------------------------------------------------------------------------------
+
+
+async def _e2b(dry_run: bool) -> list[Leftover]:
+    """Sandboxes at E2B, if there is an API key: those of programs of this machine that are dead."""
+    if not os.environ.get("E2B_API_KEY"):
+        return []
+    from dutyfree.substrates.e2b import substrate as e2b
+
+    kind = "E2B sandbox"
+    found = []
+    try:
+        for sandbox in await e2b.leftovers():
+            failure = ""
+            try:
+                if not dry_run:
+                    await e2b.remove(sandbox)
+            except CleanupError as error:
+                failure = error.message
+            found.append(Leftover(kind, sandbox, failure=failure))
+    except Unavailable:
+        pass  # it is not used here
+    except SubstrateError as error:
+        found.append(Leftover(kind, "all that are there", failure=error.message))
     return found

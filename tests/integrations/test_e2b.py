@@ -10,10 +10,11 @@ import pytest
 
 pytest.importorskip("e2b", reason="to enable it: make test-integrations")
 
-from e2b import AsyncSandbox, Sandbox, SandboxQuery
+from e2b import AsyncSandbox, FileType, Sandbox, SandboxQuery
 from e2b.exceptions import (
     AuthenticationException,
     FileNotFoundException,
+    InvalidArgumentException,
     NotFoundException,
     SandboxException,
     TimeoutException,
@@ -92,6 +93,7 @@ async def test_pause_and_resume(sandbox: AsyncSandbox) -> None:
     await sandbox.files.write("kept", "yes")
     await sandbox.pause()
     assert (await sandbox.get_info()).state.value == "paused"
+    assert not await sandbox.is_running()
     again = await sandbox.connect(timeout=60)
     assert await again.files.read("kept") == "yes"
     assert (await sandbox.get_info()).state.value == "running"
@@ -104,10 +106,16 @@ async def test_fork_and_snapshot(sandbox: AsyncSandbox) -> None:
         assert isinstance(child, AsyncSandbox)
         assert await child.files.read("kept") == "yes"
         await child.kill()
-    kept = await sandbox.create_snapshot()
+    kept = await sandbox.create_snapshot(name="with-name")
     copy = await AsyncSandbox.create(kept.snapshot_id)
     assert await copy.files.read("kept") == "yes"
     await copy.kill()
+    found = await AsyncSandbox.list_snapshots(sandbox_id=sandbox.sandbox_id).next_items()
+    assert [one.snapshot_id for one in found] == [kept.snapshot_id]
+    assert await AsyncSandbox.delete_snapshot(kept.snapshot_id)
+    assert not await AsyncSandbox.delete_snapshot(kept.snapshot_id)
+    with pytest.raises(SandboxException, match="not found"):
+        await AsyncSandbox.create(kept.snapshot_id)
 
 
 async def test_an_unknown_template_is_an_error(pointed_here: None) -> None:
@@ -157,6 +165,8 @@ async def test_a_timeout_kills_the_command(sandbox: AsyncSandbox) -> None:
 async def test_a_background_command_with_input(sandbox: AsyncSandbox) -> None:
     handle = await sandbox.commands.run("cat; exit 4", background=True, stdin=True)
     assert handle.pid in [one.pid for one in await sandbox.commands.list()]
+    real = await sandbox.commands.run(f"tr '\\0' ' ' < /proc/{handle.pid}/cmdline")
+    assert "cat; exit 4" in real.stdout
     await sandbox.commands.send_stdin(handle.pid, "typed\n")
     await handle.disconnect()
     again = await sandbox.commands.connect(handle.pid)
@@ -206,6 +216,30 @@ async def test_files(sandbox: AsyncSandbox) -> None:
     assert not await sandbox.files.exists("/tmp/a")
     with pytest.raises((FileNotFoundException, NotFoundException)):
         await sandbox.files.read("/tmp/none")
+
+
+async def test_paths_mean_what_they_mean_at_e2b(sandbox: AsyncSandbox) -> None:
+    written = await sandbox.files.write("dir/file", "x")
+    assert written.path == "/home/user/dir/file"
+    assert (await sandbox.commands.run("pwd; echo $HOME; cat dir/file")).stdout == "/home/user\n/home/user\nx"
+    await sandbox.commands.run("ln -s file link; ln -s nowhere broken", cwd="dir")
+    link = await sandbox.files.get_info("dir/link")
+    assert (link.type, link.symlink_target) == (FileType.FILE, "/home/user/dir/file")
+    assert len(await sandbox.files.list("dir")) == 3
+    await sandbox.files.remove("never-there")
+    with pytest.raises(SandboxException, match="not a directory"):
+        await sandbox.files.watch_dir("dir/file", on_event=lambda _event: None)
+    with pytest.raises(InvalidArgumentException, match="No such file"):
+        await sandbox.commands.run("true", cwd="/never/there")
+
+
+async def test_the_newest_sandbox_is_listed_first(sandbox: AsyncSandbox) -> None:
+    newer = await AsyncSandbox.create(timeout=60, metadata={"run": "7"})
+    pages = AsyncSandbox.list(SandboxQuery(metadata={"run": "7"}), limit=1)
+    found = [one.sandbox_id for _ in range(2) for one in await pages.next_items()]
+    assert found == [newer.sandbox_id, sandbox.sandbox_id]
+    assert not pages.has_next
+    await newer.kill()
 
 
 async def test_large_files_are_streamed(sandbox: AsyncSandbox) -> None:

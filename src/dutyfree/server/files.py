@@ -32,6 +32,8 @@ FREE_SHARE = 0.05
 """The share of the disk, in bytes and in files, that clients cannot fill."""
 _ENTRY_BYTES = 4096
 """Bytes that a file counts at least."""
+ABANDONED = 86400.0
+"""Seconds after which what has begun to arrive does not come any more."""
 
 
 class TenantFiles:
@@ -92,6 +94,36 @@ class TenantFiles:
                 remedy="use fewer files at once; those that are not used for an hour make room",
                 numbers={"bytes": total, "retry_after": UNUSED_SECONDS},
             )
+
+    def sweep(self, older: float = ABANDONED) -> None:
+        """Remove what servers that were killed had begun to receive."""
+        for path in self._root.glob("*/.receiving-*"):
+            if time.time() - path.lstat().st_mtime > older:
+                shutil.rmtree(path, ignore_errors=True)
+                if path.is_file():
+                    path.unlink(missing_ok=True)
+
+    def scratch(self, tenant: str) -> Path:
+        """A new empty file beside the tenant's trees, for the caller to fill and to remove."""
+        parent = self._root / tenant
+        parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor, name = tempfile.mkstemp(prefix=".receiving-", dir=parent)
+        os.close(descriptor)
+        return Path(name)
+
+    async def keep(self, tenant: str, received: Path) -> str:
+        """Keep a file that ``scratch`` made, under its digest, which is returned. Raises Exhausted."""
+
+        def move() -> str:
+            check_disk(received.parent)
+            self._make_room(received.parent)
+            digest = tree_digest(received).hex()
+            path = self.path(tenant, digest)
+            if not os.path.lexists(path):
+                received.rename(path)
+            return digest
+
+        return await anyio.to_thread.run_sync(move)
 
 
 def check_disk(directory: Path) -> None:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dutyfree.contract import Limits, Observation
-from dutyfree.contract.errors import ActionError, DutyfreeError
+from dutyfree.contract.errors import ActionError, DutyfreeError, ExecError
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.server.bodies import LARGEST_REQUEST
 from dutyfree.server.disconnects import while_connected
@@ -129,6 +129,8 @@ async def _step(
 ) -> StepResult:
     start = perf_counter()
     seen: Observation = await sandbox.exec(command, stdin=stdin, timeout=timeout)
+    if not seen.started:  # the compiler or the interpreter: this must not look like a wrong program
+        raise ExecError(f"the image has no {command[0]}: {seen.stderr.decode(errors='replace').strip()}")
     out, err = seen.stdout.decode(errors="replace"), seen.stderr.decode(errors="replace")
     if seen.timed_out:
         return StepResult("TimeLimitExceeded", perf_counter() - start, None, out, err)

@@ -26,11 +26,12 @@ from dutyfree.contract.errors import (
 )
 from dutyfree.contract.services import ServiceState
 from dutyfree.engine.host import capacity
+from dutyfree.engine.layers.memory_layers import SNAPSHOT_SCHEME
 from dutyfree.engine.sandbox.processes import NativeProcess
 from dutyfree.engine.sandbox.sandbox import NativeSandbox, NetworkedSandbox
 from dutyfree.engine.sandbox.shell import NativeShell
 from dutyfree.engine.sandbox.terminal import NativeTerminal
-from dutyfree.server import tenant_rules
+from dutyfree.server import named_snapshots, tenant_rules
 from dutyfree.server.admission import Demand, given_back
 from dutyfree.server.bodies import LARGEST_REQUEST
 from dutyfree.server.events import acted, recorded
@@ -40,7 +41,7 @@ from dutyfree.server.service import Service
 from dutyfree.wire import calls, codec
 from dutyfree.wire.calls import BatchResult, Nothing, ProcessCall, ProcessInfo, SandboxInfo, ShellAnswer
 from dutyfree.wire.errors import describe
-from dutyfree.wire.recipes import WireRecipe
+from dutyfree.wire.recipes import WireRecipe, to_wire
 
 T = TypeVar("T")
 
@@ -260,7 +261,7 @@ async def put_files(context: Context, wanted: calls.Files) -> None:
 
 @_handles
 async def forget(context: Context, wanted: WireRecipe) -> None:
-    context.service.forget_snapshot(context.tenant, wanted)
+    await context.service.forget_snapshot(context.tenant, wanted)
 
 
 # --- Sandboxes --------------------------------------------------------------------------------------
@@ -294,15 +295,13 @@ async def resume(context: Context, _: Nothing) -> None:
 
 @_handles
 async def snapshot(context: Context, wanted: calls.Snapshot) -> WireRecipe:
-    if wanted.name is not None:
-        raise UsageError(
-            "a server keeps no snapshots with names",
-            remedy="leave the name out: the snapshot stays in memory",
-        )
     held = context.held
-    recipe = await held.sandbox.snapshot()
+    name = None if wanted.name is None else named_snapshots.store_name(context.tenant, wanted.name)
+    recipe = await held.sandbox.snapshot(name)
     await context.service.sandboxes.save(held)  # its files may be in a layer now
-    return await context.service.own_snapshot(context.tenant, recipe)
+    if wanted.name is None:
+        return await context.service.own_snapshot(context.tenant, recipe)
+    return msgspec.structs.replace(to_wire(recipe)[0], image=SNAPSHOT_SCHEME + wanted.name)
 
 
 @_handles

@@ -10,14 +10,17 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from dutyfree import paths
 from dutyfree.contract import Recipe
 from dutyfree.contract.errors import RecipeError
 from dutyfree.engine.layers.kept_state import KeptSnapshot
 from dutyfree.engine.layers.memory_layers import SNAPSHOT_SCHEME
-from dutyfree.server import tenant_rules
+from dutyfree.server import named_snapshots, tenant_rules
 from dutyfree.server.admission import Admission
+from dutyfree.server.e2b.template_builds import Builds
+from dutyfree.server.e2b.template_store import TemplateStore
 from dutyfree.server.events import Events
 from dutyfree.server.files import TenantFiles
 from dutyfree.server.metrics import Metrics
@@ -36,7 +39,12 @@ class Service:
     """What a server does, apart from HTTP. Made by ``Service.open``."""
 
     def __init__(
-        self, native: Native, tokens: Tokens, state: Path, records: SandboxRecords | None = None
+        self,
+        native: Native,
+        tokens: Tokens,
+        templates: TemplateStore,
+        state: Path,
+        records: SandboxRecords | None = None,
     ) -> None:
         self.native = native
         self.tokens = tokens
@@ -49,6 +57,7 @@ class Service:
         self.quotas = Quotas()
         self.readiness = Readiness(native, state)
         self.files = TenantFiles(state / "files")
+        self.templates = Builds(templates, native, self.recipe)
         self.draining = False
         """Whether no further calls are taken, because another server is about to go on."""
         self._facts: dict[str, str] | None = None
@@ -76,13 +85,17 @@ class Service:
                 records = stack.enter_context(SandboxRecords(state / "sandboxes.sqlite", REMEMBERED))
             native = Native(config, keeper=state / "launcher.sock" if keep else None)
             async with native:
-                service = Service(native, tokens, state, records)
+                templates = stack.enter_context(TemplateStore(state / "templates.sqlite"))
+                service = Service(native, tokens, templates, state, records)
+                service.files.sweep()
                 await service.sandboxes.restore(
                     native.node, service.admission, await service.restore_snapshots()
                 )
+                templates.keep_snapshots(service._snapshots)
                 try:
                     yield service
                 finally:
+                    await service.templates.close()
                     await service.sandboxes.close()
 
     @property
@@ -108,7 +121,8 @@ class Service:
         image = wanted.image
         if image is not None and image.startswith(SNAPSHOT_SCHEME):
             if self._snapshots.get(image) != tenant:
-                raise RecipeError(f"there is no snapshot {image[:80]!r}")
+                image = await named_snapshots.image_of(self.native, tenant, image)
+                wanted = msgspec.structs.replace(wanted, image=image)
         elif image is not None:
             options = self.native.node.options
             known = (*options.insecure, *options.mirrors)
@@ -137,10 +151,13 @@ class Service:
             await self._records.save_snapshot(tenant, self.native.node.snapshots.kept(recipe.image))
         return to_wire(recipe)[0]
 
-    def forget_snapshot(self, tenant: str, wanted: WireRecipe) -> None:
+    async def forget_snapshot(self, tenant: str, wanted: WireRecipe) -> None:
         """Raises RecipeError if the tenant has no such snapshot."""
-        if wanted.image is None or self._snapshots.get(wanted.image) != tenant:
+        if wanted.image is None:
             raise RecipeError("there is no such snapshot")
+        if self._snapshots.get(wanted.image) != tenant:
+            await named_snapshots.remove(self.native, tenant, wanted.image)
+            return
         self.native.forget(Recipe(wanted.image))
         del self._snapshots[wanted.image]
         if self._records is not None:

@@ -20,6 +20,7 @@ from dutyfree.contract.errors import OptionError, Unavailable
 if TYPE_CHECKING:
     from dutyfree.substrates.bare import Bare
     from dutyfree.substrates.docker.substrate import DockerSubstrate
+    from dutyfree.substrates.e2b import E2B
     from dutyfree.substrates.hosted import Hosted
     from dutyfree.substrates.native import Native
     from dutyfree.substrates.scripted import Scripted
@@ -47,6 +48,7 @@ BUILT_IN = {
     "native-warm": "dutyfree.substrates.native_warmth:RecipeWarm",
     "docker": "dutyfree.substrates.docker:Docker",
     "hosted": "dutyfree.substrates.hosted:Hosted",
+    "e2b": "dutyfree.substrates.e2b:E2B",
     "scripted": "dutyfree.substrates.scripted:Scripted",
 }
 ANYWHERE = ("scripted",)
@@ -127,6 +129,8 @@ def open(name: NativeName, **options: Any) -> AbstractAsyncContextManager[Native
 def open(name: Literal["docker"], **options: Any) -> AbstractAsyncContextManager[DockerSubstrate]: ...
 @overload
 def open(name: Literal["hosted"], **options: Any) -> AbstractAsyncContextManager[Hosted]: ...
+@overload
+def open(name: Literal["e2b"], **options: Any) -> AbstractAsyncContextManager[E2B]: ...
 @overload
 def open(name: Literal["bare"], **options: Any) -> AbstractAsyncContextManager[Bare]: ...
 @overload

@@ -45,7 +45,9 @@ class WireRecipe(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
         return tuple(digest for stage in self.stages for digest in stage.files.values())
 
 
-def to_wire(recipe: Recipe) -> tuple[WireRecipe, dict[str, Path]]:
+def to_wire(
+    recipe: Recipe, digest_of: Callable[[Path], bytes] = tree_digest
+) -> tuple[WireRecipe, dict[str, Path]]:
     """A recipe for the wire, and its files by digest. Reads the files. Raises OSError, RecipeError."""
     files: dict[str, Path] = {}
     stages = []
@@ -58,7 +60,7 @@ def to_wire(recipe: Recipe) -> tuple[WireRecipe, dict[str, Path]]:
         named = {}
         for name, source in stage.files.items():
             real = Path(source).resolve(strict=True)
-            digest = tree_digest(real).hex()
+            digest = digest_of(real).hex()
             named[name] = digest
             files[digest] = real
         stages.append(WireStage(stage.kind, stage.commands, named))

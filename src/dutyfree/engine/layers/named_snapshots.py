@@ -112,6 +112,10 @@ class NamedSnapshots:
             self._states[name] = await self._load(name)
         return self._states[name]
 
+    def forget(self, name: str) -> None:
+        """Load it anew when it is used again. Whoever removes a snapshot from the store calls this."""
+        self._states.pop(name, None)
+
     def identity(self, name: str) -> str:
         """What tells a loaded snapshot from a later one of the same name."""
         return self._states[name].origin.keys[-1]

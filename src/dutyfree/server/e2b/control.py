@@ -1,11 +1,14 @@
-"""E2B's API for sandboxes as a whole: create, connect, list, end, pause, fork, snapshots, the network."""
+"""E2B's API for sandboxes as a whole: create, connect, list, end, pause, fork, snapshots, the network.
+
+A sandbox remembers the build of its template as ``TEMPLATE@BUILD``; clients see the part before the @.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -16,6 +19,11 @@ from dutyfree.contract import Limits
 from dutyfree.contract.errors import DutyfreeError, RecipeError, UsageError
 from dutyfree.server.access import Access, Refused
 from dutyfree.server.disconnects import while_connected
+from dutyfree.server.e2b.control_json import ENVD_VERSION, body_of, time_text
+from dutyfree.server.e2b.template_builds import BASE, limits_of
+from dutyfree.server.e2b.template_steps import HOME
+from dutyfree.server.e2b.template_store import DEFAULT_TAG, Build, TakenSnapshot, TemplateRef
+from dutyfree.server.e2b.templates import TemplateRoutes
 from dutyfree.server.handlers import HANDLERS, DirectCall
 from dutyfree.server.json_form import json_response
 from dutyfree.server.sandboxes import Held
@@ -24,10 +32,6 @@ from dutyfree.wire import calls
 from dutyfree.wire.errors import describe, retry_headers, status_of
 from dutyfree.wire.recipes import WireRecipe
 
-ENVD_VERSION = "0.6.1"
-"""The version of E2B's own program in a sandbox whose calls are served here."""
-BASE = ("base", "default", "")
-"""Templates that stand for the server's usual image."""
 LEASE = 300
 """Seconds that a sandbox lives if the client does not say."""
 PAUSED = 7 * 86400.0
@@ -53,13 +57,18 @@ class Seconds(msgspec.Struct, frozen=True):
     count: int | None = None
 
 
+class SnapshotRequest(msgspec.Struct, frozen=True):
+    name: str | None = None
+
+
 class ControlRoutes:
     """The routes of E2B's control API."""
 
     def __init__(self, service: Service, access: Access) -> None:
         self._service = service
         self._access = access
-        self._templates: dict[str, str] = {}
+        self._templates = TemplateRoutes(service)
+        self._store = service.templates.store
 
     def routes(self) -> list[Route]:
         one = "/sandboxes/{sandbox}"
@@ -79,14 +88,24 @@ class ControlRoutes:
             ("POST", f"{one}/fork", ControlRoutes.fork),
             ("POST", f"{one}/snapshots", ControlRoutes.snapshot),
             ("PUT", f"{one}/network", ControlRoutes.set_network),
+            ("GET", f"{one}/metrics", ControlRoutes.metrics),
+            ("GET", "/snapshots", ControlRoutes.list_snapshots),
             ("DELETE", "/templates/{template:path}", ControlRoutes.remove_template),
         ]
-        return [Route(path, self._guarded(endpoint), methods=[verb]) for verb, path, endpoint in endpoints]
+        return [
+            *self._templates.routes(self._guarded),
+            *(
+                Route(path, self._guarded(endpoint.__get__(self)), methods=[verb])
+                for verb, path, endpoint in endpoints
+            ),
+        ]
 
-    def _guarded(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    def _guarded(
+        self, endpoint: Callable[[Request, str], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
             try:
-                return await endpoint(self, request, await self._access.tenant(request))
+                return await endpoint(request, await self._access.tenant(request))
             except ClientDisconnect:
                 return Response(status_code=499)
             except Refused as error:
@@ -100,46 +119,54 @@ class ControlRoutes:
     # --- Sandboxes --------------------------------------------------------------------------------------
 
     async def create(self, request: Request, tenant: str) -> Response:
-        wanted = await _body(request, NewSandbox)
-        context = DirectCall(self._service, tenant)
+        wanted: NewSandbox = await body_of(request, NewSandbox)
+        start = self._start(tenant, wanted.template_id)
+        recipe = msgspec.structs.replace(start.recipe, env={**start.recipe.env, **wanted.env_vars})
+        limits = Limits(network=_network(wanted))
         call = calls.Create(
             key=request.headers.get("idempotency-key") or secrets.token_hex(16),
-            recipe=WireRecipe(self._image(wanted.template_id), env=wanted.env_vars),
-            limits=Limits(network=_network(wanted)),
+            recipe=recipe,
+            limits=limits if start.build is None else limits_of(start.build, limits.network),
             labels=wanted.metadata,
             lease=wanted.timeout or LEASE,
         )
-        (made,) = await while_connected(request, HANDLERS["create"](context, call))
+        creating = HANDLERS["create"](DirectCall(self._service, tenant), call)
+        (made,) = await while_connected(request, creating)
         held = self._service.sandboxes.get(tenant, made.id)
-        held.template = wanted.template_id or BASE[0]
+        held.template = start.name
         await self._service.sandboxes.save(held)
         return json_response(_created(held), 201)
 
-    def _image(self, template: str) -> str | None:
-        """The image of a template. Raises RecipeError."""
-        name = template.partition(":")[0]
-        if name in BASE:
-            return None
-        if template in self._templates:
-            return self._templates[template]
-        raise RecipeError(f"template {template!r} not found", remedy="use 'base', or a snapshot")
+    def _start(self, tenant: str, template: str) -> _Start:
+        """What a template means. Raises RecipeError."""
+        name, tag = TemplateRef.parse(template)
+        taken = self._store.snapshots.get((tenant, name))
+        if taken is not None and tag in (None, DEFAULT_TAG):
+            home = {"HOME": HOME}
+            return _Start(f"{name}@{taken.build}", WireRecipe(taken.image, env=home), None)
+        state = self._service.templates.base(tenant, template)
+        found = self._service.templates.store.ready(tenant, template)
+        if found is None:
+            return _Start(template or BASE[0], state.recipe, None)
+        return _Start(f"{found[0].id}@{found[1].id}", state.recipe, found[1])
 
     async def list(self, request: Request, tenant: str) -> Response:
         query = request.query_params
         states = query.getlist("state")
         wanted_states = {one for state in states for one in state.split(",")} or {"running", "paused"}
         pairs = dict(pair.split("=", 1) for pair in query.get("metadata", "").split("&") if "=" in pair)
-        limit, after = int(query.get("limit", "100")), query.get("nextToken", "")
-        found = sorted(self._service.sandboxes.of(tenant), key=lambda held: held.id)
+        limit = int(query["limit"]) if query.get("limit", "").isdigit() else 100
+        before = query.get("nextToken", "")
+        found = sorted(self._service.sandboxes.of(tenant), key=_place, reverse=True)  # the newest first
         matching = [
             held
             for held in found
-            if held.id > after
+            if (not before or _place(held) < before)
             and _state(held) in wanted_states
             and all(held.labels.get(name) == value for name, value in pairs.items())
         ]
         page = matching[:limit]
-        headers = {"x-next-token": page[-1].id} if len(matching) > limit else {}
+        headers = {"x-next-token": _place(page[-1])} if page and len(matching) > limit else {}
         return json_response([_listed(held) for held in page], headers=headers)
 
     async def show(self, request: Request, tenant: str) -> Response:
@@ -150,9 +177,14 @@ class ControlRoutes:
         await self._service.sandboxes.release(self._held(request, tenant))
         return Response(status_code=204)
 
+    async def metrics(self, request: Request, tenant: str) -> Response:
+        """None are kept: the answer is that of a sandbox without metrics yet."""
+        self._held(request, tenant)
+        return json_response([])
+
     async def set_timeout(self, request: Request, tenant: str) -> Response:
         held = self._held(request, tenant)
-        wanted = await _body(request, Seconds)
+        wanted = await body_of(request, Seconds)
         self._service.sandboxes.keep_alive(held, wanted.timeout or wanted.duration or LEASE)
         return Response(status_code=204)
 
@@ -167,7 +199,7 @@ class ControlRoutes:
 
     async def resume(self, request: Request, tenant: str) -> Response:
         held = self._held(request, tenant)
-        wanted = await _body(request, Seconds)
+        wanted = await body_of(request, Seconds)
         was_paused = held.sandbox.paused
         if was_paused:
             await held.sandbox.resume()
@@ -177,7 +209,7 @@ class ControlRoutes:
 
     async def fork(self, request: Request, tenant: str) -> Response:
         parent = self._held(request, tenant)
-        wanted = await _body(request, Seconds)
+        wanted = await body_of(request, Seconds)
         call = calls.Fork(secrets.token_hex(16), wanted.count or 1, wanted.timeout or LEASE)
         work = HANDLERS["fork"](DirectCall(self._service, tenant, parent.id), call)
         made = await while_connected(request, work)
@@ -188,24 +220,51 @@ class ControlRoutes:
 
     async def snapshot(self, request: Request, tenant: str) -> Response:
         """Keep the files of a sandbox as a template, by which others are created."""
-        kept = await HANDLERS["snapshot"](
-            DirectCall(self._service, tenant, self._held(request, tenant).id), calls.Snapshot()
+        held = self._held(request, tenant)
+        wanted: SnapshotRequest = await body_of(request, SnapshotRequest)
+        kept = await HANDLERS["snapshot"](DirectCall(self._service, tenant, held.id), calls.Snapshot())
+        name = TemplateRef.parse(wanted.name).name if wanted.name else f"snapshot-{secrets.token_hex(8)}"
+        if (old := self._store.snapshots.get((tenant, name))) is not None:
+            await self._forget(tenant, name, old)
+        taken = TakenSnapshot(kept.image, held.id, held.template.partition("@")[2])
+        await self._store.add_snapshot(tenant, name, taken)
+        return json_response(_snapshot(name), 201)
+
+    async def list_snapshots(self, request: Request, tenant: str) -> Response:
+        query = request.query_params
+        sandbox, after = query.get("sandboxID"), query.get("nextToken", "")
+        wanted = TemplateRef.parse(query["name"]).name if "name" in query else None
+        limit = int(query["limit"]) if query.get("limit", "").isdigit() else 100
+        found = sorted(
+            name
+            for (owner, name), taken in self._store.snapshots.items()
+            if owner == tenant
+            and name > after
+            and sandbox in (None, taken.sandbox)
+            and wanted in (None, name)
         )
-        name = f"snapshot-{secrets.token_hex(8)}"
-        self._templates[name] = kept.image
-        return json_response({"snapshotID": name, "names": []}, 201)
+        headers = {"x-next-token": found[limit - 1]} if len(found) > limit else {}
+        return json_response([_snapshot(name) for name in found[:limit]], headers=headers)
 
     async def remove_template(self, request: Request, tenant: str) -> Response:
-        image = self._templates.get(request.path_params["template"])
-        if image is None:
-            return json_response({"code": 404, "message": "template not found"}, 404)
-        self._service.forget_snapshot(tenant, WireRecipe(image))
-        del self._templates[request.path_params["template"]]
+        given = request.path_params["template"]
+        name = TemplateRef.parse(given).name
+        taken = self._store.snapshots.get((tenant, name))
+        if taken is None:
+            await self._templates.remove(given, tenant)
+        else:
+            await self._forget(tenant, name, taken)
         return Response(status_code=204)
+
+    async def _forget(self, tenant: str, name: str, taken: TakenSnapshot) -> None:
+        """Remove a snapshot, which may have ended with an earlier server."""
+        await self._store.remove_snapshot(tenant, name)
+        with contextlib.suppress(RecipeError):
+            await self._service.forget_snapshot(tenant, WireRecipe(taken.image))
 
     async def set_network(self, request: Request, tenant: str) -> Response:
         held = self._held(request, tenant)
-        wanted = await _body(request, NewSandbox)
+        wanted = await body_of(request, NewSandbox)
         network = msgspec.json.decode(await request.body() or b"{}")
         policy = _network(msgspec.structs.replace(wanted, network=network))
         call = calls.SetNetwork(policy)
@@ -214,6 +273,19 @@ class ControlRoutes:
 
     def _held(self, request: Request, tenant: str) -> Held:
         return self._service.sandboxes.get(tenant, request.path_params["sandbox"])
+
+
+class _Start(NamedTuple):
+    """With what a sandbox starts."""
+
+    name: str
+    recipe: WireRecipe
+    build: Build | None
+
+
+def _snapshot(name: str) -> dict[str, Any]:
+    full = f"{name}:{DEFAULT_TAG}"
+    return {"snapshotID": full, "names": [full]}
 
 
 def _network(wanted: NewSandbox) -> Any:
@@ -233,7 +305,7 @@ def _network(wanted: NewSandbox) -> Any:
 
 def _created(held: Held) -> dict[str, Any]:
     return {
-        "templateID": held.template,
+        "templateID": held.template.partition("@")[0],
         "sandboxID": held.id,
         "clientID": "dutyfree",
         "envdVersion": ENVD_VERSION,
@@ -243,11 +315,11 @@ def _created(held: Held) -> dict[str, Any]:
 
 def _listed(held: Held) -> dict[str, Any]:
     return {
-        "templateID": held.template,
+        "templateID": held.template.partition("@")[0],
         "sandboxID": held.id,
         "clientID": "dutyfree",
-        "startedAt": _time(held.created),
-        "endAt": _time(held.expires),
+        "startedAt": time_text(held.created),
+        "endAt": time_text(held.expires),
         "cpuCount": 0,
         "memoryMB": 0,
         "diskSizeMB": 0,
@@ -257,17 +329,10 @@ def _listed(held: Held) -> dict[str, Any]:
     }
 
 
+def _place(held: Held) -> str:
+    """Its place in the list: by the time of its creation."""
+    return f"{held.created:020.6f}_{held.id}"
+
+
 def _state(held: Held) -> str:
     return "paused" if held.sandbox.paused else "running"
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
-
-
-async def _body(request: Request, kind: Any) -> Any:
-    """Raises UsageError."""
-    try:
-        return msgspec.json.decode(await request.body() or b"{}", type=kind)
-    except msgspec.MsgspecError as error:
-        raise UsageError(f"the body of the request is not valid: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import binascii
 import contextlib
+import logging
 import posixpath
 import secrets
 import zlib
@@ -18,14 +19,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dutyfree.contract import Exec, Observation
+from dutyfree.contract import Observation
 from dutyfree.contract.abilities import Change
-from dutyfree.contract.errors import DutyfreeError, SandboxClosed
+from dutyfree.contract.errors import DutyfreeError, PathNotFound, SandboxClosed
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.server.bodies import LARGEST_REQUEST
 from dutyfree.server.e2b import connect
 from dutyfree.server.e2b.connect import RpcError
 from dutyfree.server.e2b.processes import Command, CommandConfig, Commands, TerminalCommand
+from dutyfree.server.e2b.template_steps import TemplateState
 from dutyfree.server.events import Events, acted
 from dutyfree.server.json_form import json_response
 from dutyfree.server.sandboxes import Held
@@ -43,11 +45,21 @@ EVENTS = {
 """The kinds of E2B by ours. Those that it does not have are left out."""
 
 TYPES = {0o100000: "FILE_TYPE_FILE", 0o040000: "FILE_TYPE_DIRECTORY", 0o120000: "FILE_TYPE_SYMLINK"}
+_KINDS = {"f": 0o100000, "d": 0o040000, "l": 0o120000}
+"""The types of files as find writes them."""
 EVENTS_KEPT = 10_000
 """Events that a watcher keeps for a client that asks for them later."""
 
-_STAT = ("stat", "-c", "%f\t%s\t%U\t%G\t%Y\t%n", "--")
-_LIST = 'exec find "$1" -mindepth 1 -maxdepth "$2" -exec stat -c "%f\t%s\t%U\t%G\t%Y\t%n" -- {} +'
+_FIELDS = "%f\t%s\t%U\t%G\t%Y\t%n"
+_LIST = f'''
+list() {{ find "$1" -mindepth 1 -maxdepth "$2" "$3" "$4"; }}
+list "$1" "$2" -printf "=%y%m\t%s\t%u\t%g\t%T@\t%p\\0" 2>/dev/null && exit
+exec find "$1" -mindepth 1 -maxdepth "$2" -exec stat -c "{_FIELDS}" -- {{}} +
+'''
+"""GNU's find ends each name with a NUL. Busybox has only lines, so names with a newline are left out."""
+_TARGET = 'printf "%s\t%s\n" "$(stat -L -c %f -- "$1" 2>/dev/null)" "$(readlink -f -- "$1")"'
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Rpc = Callable[["Envd", Request], Awaitable[Response]]
@@ -56,8 +68,10 @@ Rpc = Callable[["Envd", Request], Awaitable[Response]]
 class Envd:
     """What E2B clients have in one sandbox."""
 
-    def __init__(self, held: Held, events: Events) -> None:
+    def __init__(self, held: Held, start: TemplateState, events: Events) -> None:
+        """``start`` says where and as whom commands run that do not say it."""
         self.held = held
+        self._start = start
         self.commands = Commands(held.sandbox)
         self._events = events
         self._followed: set[asyncio.Task[None]] = set()
@@ -71,13 +85,14 @@ class Envd:
 
     def path(self, given: str) -> str:
         """A path as E2B means it: relative ones begin in the working directory."""
-        return posixpath.normpath(posixpath.join(self.held.sandbox.workdir, given or "."))
+        workdir = posixpath.join(self.held.sandbox.workdir, self._start.workdir or "")
+        return posixpath.normpath(posixpath.join(workdir, given or "."))
 
     # --- Processes --------------------------------------------------------------------------------------
 
     async def start(self, request: Request) -> Response:
         wanted = await connect.streamed(request)
-        config = _config(request, wanted)
+        config = self._config(request, wanted)
         if (pty := wanted.get("pty")) is not None:
             size = pty.get("size") or {}
             command: Command = await self.commands.open(config, size.get("rows", 24), size.get("cols", 80))
@@ -87,6 +102,13 @@ class Envd:
         self._followed.add(task)
         task.add_done_callback(self._followed.discard)
         return connect.stream(_events(command, request, kill=True))
+
+    def _config(self, request: Request, wanted: dict[str, Any]) -> CommandConfig:
+        process = wanted.get("process") or {}
+        words = (process.get("cmd", ""), *process.get("args", ()))
+        cwd = self.path(process.get("cwd") or "")
+        user = _user(request) or self._start.user
+        return CommandConfig(words, process.get("envs") or {}, cwd, user, wanted.get("tag"))
 
     async def _follow(self, call: str, command: Command) -> None:
         """Publish how a command ends."""
@@ -154,11 +176,19 @@ class Envd:
     async def entry(self, given: str) -> dict[str, Any]:
         """Raises RpcError if there is nothing."""
         path = self.path(given)
-        seen = await self.sandbox.exec([*_STAT, path])
+        seen = await self.sandbox.exec(["stat", "-c", _FIELDS.removesuffix("\t%n"), "--", path])
         if not seen.ok:
             raise RpcError("not_found", f"{given}: no such file or directory")
-        (entry,) = await self._entries(seen)
-        return entry
+        found = _entry(f"{seen.stdout.decode().rstrip()}\t{path}")
+        assert found is not None
+        return await self._resolved(found)
+
+    async def directory(self, given: str) -> str:
+        """The path of a directory. Raises RpcError if there is none."""
+        entry = await self.entry(given)
+        if entry["type"] != "FILE_TYPE_DIRECTORY":
+            raise RpcError("invalid_argument", f"{given}: not a directory")
+        return str(entry["path"])
 
     async def list_directory(self, request: Request) -> Response:
         wanted = await connect.unary(request)
@@ -168,16 +198,20 @@ class Envd:
         return json_response({"entries": await self._entries(seen)})
 
     async def _entries(self, seen: Observation) -> list[dict[str, Any]]:
-        entries = [_entry(line) for line in seen.stdout.decode(errors="replace").splitlines()]
-        links = [entry for entry in entries if entry["type"] == "FILE_TYPE_SYMLINK"]
-        targets = await self.sandbox.batch(
-            [Exec(("readlink", "--", link["path"])) for link in links], stop_on_failure=False
-        )
-        for link, target in zip(links, targets, strict=True):
-            if isinstance(target, Observation) and target.ok:
-                link["symlinkTarget"] = target.stdout.decode(errors="replace").rstrip("\n")
-            link["isSymlink"] = True
-        return sorted(entries, key=lambda entry: entry["path"])
+        text = seen.stdout.decode(errors="replace")
+        lines = text.split("\0") if "\0" in text else text.splitlines()
+        entries = [entry for line in lines if (entry := _entry(line)) is not None]
+        return sorted([await self._resolved(entry) for entry in entries], key=lambda entry: entry["path"])
+
+    async def _resolved(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """Of a link, E2B shows the type of what it leads to."""
+        if entry["type"] == "FILE_TYPE_SYMLINK":
+            seen = await self.sandbox.exec(["/bin/sh", "-c", _TARGET, "sh", entry["path"]])
+            mode, _, target = seen.stdout.decode(errors="replace").rstrip("\n").partition("\t")
+            entry["symlinkTarget"] = target
+            if mode:  # it leads to something
+                entry["type"] = TYPES.get(int(mode, 16) & 0o170000, "FILE_TYPE_UNSPECIFIED")
+        return entry
 
     async def make_directory(self, request: Request) -> Response:
         wanted = await connect.unary(request)
@@ -201,8 +235,10 @@ class Envd:
         return json_response({"entry": await self.entry(target)})
 
     async def remove(self, request: Request) -> Response:
+        """A path that does not exist is removed already."""
         wanted = await connect.unary(request)
-        await self.sandbox.remove(self.path(wanted.get("path", "")))
+        with contextlib.suppress(PathNotFound):
+            await self.sandbox.remove(self.path(wanted.get("path", "")))
         return json_response({})
 
     async def read(self, request: Request) -> Response:
@@ -237,7 +273,7 @@ class Envd:
         return connect.stream(self._changes(wanted, request))
 
     async def _changes(self, wanted: dict[str, Any], request: Request) -> AsyncIterator[dict[str, Any]]:
-        path = self.path(wanted.get("path", ""))
+        path = await self.directory(wanted.get("path", ""))
         async with self.sandbox.watch(path, recursive=bool(wanted.get("recursive"))) as changes:
             yield {"start": {}}
             async for change in _in_time(changes, connect.deadline(request)):
@@ -246,9 +282,8 @@ class Envd:
 
     async def create_watcher(self, request: Request) -> Response:
         wanted = await connect.unary(request)
-        watcher = Watcher(
-            self.sandbox, self.path(wanted.get("path", "")), recursive=bool(wanted.get("recursive"))
-        )
+        path = await self.directory(wanted.get("path", ""))
+        watcher = Watcher(self.sandbox, path, recursive=bool(wanted.get("recursive")))
         await watcher.begun()
         name = secrets.token_hex(8)
         self.watchers[name] = watcher
@@ -342,6 +377,9 @@ class EnvdRoutes:
                 return connect.refusal(error)
             except DutyfreeError as error:
                 return connect.refusal(connect.rpc_error(error))
+            except Exception as error:  # noqa: BLE001 (a defect, which is logged)
+                _log.exception("%s failed", request.url.path)
+                return connect.refusal(RpcError("internal", f"the server failed: {type(error).__name__}"))
 
         return guarded
 
@@ -358,20 +396,16 @@ class EnvdRoutes:
         envd = self._envds.get(name)
         if envd is None:
             self._envds = {one: kept for one, kept in self._envds.items() if not kept.held.released}
-            envd = self._envds[name] = Envd(held, self._service.events)
+            start = self._service.templates.state(held.tenant, held.template)
+            envd = self._envds[name] = Envd(held, start, self._service.events)
         return envd
 
 
-async def _healthy(_envd: Envd, _request: Request) -> Response:
+async def _healthy(envd: Envd, _request: Request) -> Response:
+    """A paused sandbox does not run."""
+    if envd.sandbox.paused:
+        raise RpcError("unavailable", "The sandbox is paused")
     return Response(status_code=204)
-
-
-def _config(request: Request, wanted: dict[str, Any]) -> CommandConfig:
-    process = wanted.get("process") or {}
-    words = (process.get("cmd", ""), *process.get("args", ()))
-    return CommandConfig(
-        words, process.get("envs") or {}, process.get("cwd") or None, _user(request), wanted.get("tag")
-    )
 
 
 def _user(request: Request) -> str | None:
@@ -436,9 +470,14 @@ def _unzipped(data: bytes) -> bytes:
     return found
 
 
-def _entry(line: str) -> dict[str, Any]:
-    raw, size, owner, group, modified, path = line.split("\t", 5)
-    mode = int(raw, 16)
+def _entry(line: str) -> dict[str, Any] | None:
+    """One file, from what stat or find prints; None for what is no entry."""
+    parts = line.split("\t", 5)
+    if len(parts) < 6:
+        return None
+    raw, size, owner, group, modified, path = parts
+    kind, bits = raw[1:2], raw[2:]
+    mode = _KINDS.get(kind, 0) | int(bits, 8) if raw.startswith("=") else int(raw, 16)
     return {
         "name": posixpath.basename(path),
         "type": TYPES.get(mode & 0o170000, "FILE_TYPE_UNSPECIFIED"),
@@ -448,7 +487,7 @@ def _entry(line: str) -> dict[str, Any]:
         "permissions": _permissions(mode),
         "owner": owner,
         "group": group,
-        "modifiedTime": _time(int(modified)),
+        "modifiedTime": _time(int(modified.partition(".")[0])),
     }
 
 

@@ -1,6 +1,8 @@
 """The commands of one sandbox as E2B knows them: by a number, with output for any number of readers.
 
-A command is a background process or a terminal of ours. It goes on when its client disconnects.
+A command is a background process or a terminal of ours. It goes on when its client disconnects. The number of
+a process is its pid in the sandbox, as with E2B: clients send signals to it with ``kill``. The init of a
+sandbox does not tell pids, so a shell prints its own before it becomes the command.
 """
 
 from __future__ import annotations
@@ -11,12 +13,17 @@ from collections.abc import AsyncIterator
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from dutyfree.contract import Observation
-from dutyfree.contract.errors import UnknownProcess
+from dutyfree.contract.errors import ArgumentError, UnknownProcess
 from dutyfree.engine.sandbox.processes import NativeProcess
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.engine.sandbox.terminal import NativeTerminal
 
 Stream: TypeAlias = Literal["stdout", "stderr", "pty"]
+
+TERMINALS = 10_000_000
+"""Numbers of terminals begin here, where no pid is."""
+
+_WITH_PID = ("/bin/sh", "-c", 'echo $$; exec "$@"', "sh")
 
 TERMINAL_KEPT = 1 << 20
 """Bytes of a terminal's output that are kept for readers who come later."""
@@ -33,12 +40,26 @@ class CommandConfig(NamedTuple):
 
 
 class ProcessCommand:
-    """A command without a terminal."""
+    """A command without a terminal. Its first line of output is its pid, which readers do not see."""
 
-    def __init__(self, pid: int, config: CommandConfig, process: NativeProcess) -> None:
+    def __init__(self, pid: int, config: CommandConfig, process: NativeProcess, begin: int) -> None:
+        """``begin``: the position in the output at which that of the command begins."""
         self.pid = pid
         self.config = config
         self._process = process
+        self._begin = begin
+
+    @staticmethod
+    async def of(config: CommandConfig, process: NativeProcess) -> ProcessCommand:
+        """Read the pid. Raises ArgumentError if the process ends without one, as in a missing directory."""
+        line = b""
+        async for piece in process.output():
+            line += piece.data
+            if b"\n" in line:
+                number, _, _ = line.partition(b"\n")
+                return ProcessCommand(int(number), config, process, len(number) + 1)
+        seen = await process.wait()
+        raise ArgumentError(f"the command did not start: {seen.stderr.decode(errors='replace')[:1000]}")
 
     @property
     def running(self) -> bool:
@@ -46,7 +67,7 @@ class ProcessCommand:
 
     async def output(self) -> AsyncIterator[tuple[Stream, bytes]]:
         """All of its output that is kept, and what comes, until it ends."""
-        async for piece in self._process.output():
+        async for piece in self._process.output(after=self._begin):
             yield piece.stream, piece.data
 
     async def wait(self) -> Observation:
@@ -144,15 +165,16 @@ class Commands:
 
     def __init__(self, sandbox: NativeSandbox) -> None:
         self._sandbox = sandbox
-        self._numbers = itertools.count(1000)
+        self._numbers = itertools.count(TERMINALS)
         self._commands: dict[int, Command] = {}
 
     async def start(self, config: CommandConfig, *, stdin: bool) -> ProcessCommand:
         """Raises ActionError, SubstrateError."""
+        words = (*_WITH_PID, *config.words)
         process = await self._sandbox.start(
-            config.words, cwd=config.cwd, env=config.env, stdin=stdin, user=config.user
+            words, cwd=config.cwd, env=config.env, stdin=stdin, user=config.user
         )
-        command = ProcessCommand(next(self._numbers), config, process)
+        command = await ProcessCommand.of(config, process)
         self._add(command)
         return command
 

@@ -33,34 +33,10 @@ from dutyfree.contract.output import Collector
 from dutyfree.substrates.docker import ending
 from dutyfree.substrates.docker.engine import CHUNK, Connection, Engine, EngineError, EngineLost
 from dutyfree.substrates.docker.processes import KEEPER, kill_tree
+from dutyfree.substrates.local.kill_script import KILL_SCRIPT, MARK
 
-MARK = "DUTYFREE_EXEC"
 KILL_SECONDS = 15.0
 """How long to wait for the end of a killed command."""
-
-# Runs in the container if its processes are not visible from here. It stops all of them first, because a
-# shell whose child dies would continue with its next line; then it kills them, until none is left.
-KILL_SCRIPT = """
-hit() { [ "$2" = $$ ] || [ "$2" = 1 ] || { kill "$1" "$2" && found=1; } 2>/dev/null; }
-each() {
-  for file in $(grep -l "$2" /proc/[0-9]*/environ 2>/dev/null); do
-    pid=${file#/proc/}; hit "$1" "${pid%/*}"
-  done
-  [ -n "$3" ] && for path in /proc/[0-9]*; do
-    grep -q DUTYFREE_EXEC= "$path/environ" || grep -q "$3" "$path/cmdline" || hit "$1" "${path#/proc/}"
-  done 2>/dev/null
-}
-n=0
-while [ $n -lt 50 ]; do
-  found=
-  each -STOP "$@"
-  each -STOP "$@"
-  each -KILL "$@"
-  [ -n "$found" ] || exit 0
-  n=$((n+1))
-done
-"""
-"""Arguments: the mark; and, to kill processes without a mark too, a word of the container's own command."""
 
 
 class ExecRequest(msgspec.Struct, frozen=True, kw_only=True):

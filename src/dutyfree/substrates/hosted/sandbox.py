@@ -323,9 +323,13 @@ class HostedSandbox:
         """Continue all processes."""
         await self._call("resume")
 
-    async def snapshot(self) -> Recipe:
-        """Keep the present files on the server, and return a recipe that starts from them."""
-        found: WireRecipe = await self._call("snapshot", calls.Snapshot())
+    async def snapshot(self, name: str | None = None) -> Recipe:
+        """Keep the present files on the server, and return a recipe that starts from them.
+
+        Without a name they stay in memory, until ``forget`` or the end of the server. With a name they are
+        stored on its disk, until ``forget``; the name belongs to your tenant. Raises UsageError.
+        """
+        found: WireRecipe = await self._call("snapshot", calls.Snapshot(name))
         return from_wire(found, Path)
 
     @asynccontextmanager

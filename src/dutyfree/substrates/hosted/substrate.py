@@ -5,14 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import secrets
-import shutil
-import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, ClassVar, Self
@@ -23,7 +18,7 @@ import msgspec
 
 from dutyfree.contract import Availability, Limits, Recipe, limited
 from dutyfree.contract.arguments import check_count
-from dutyfree.contract.errors import CreateError, DutyfreeError, Unavailable, UsageError
+from dutyfree.contract.errors import CreateError, DutyfreeError, UsageError
 from dutyfree.contract.recipe import checked
 from dutyfree.contract.substrate import refuse_second_entry, require_open
 from dutyfree.engine.host import sandbox_labels
@@ -31,17 +26,15 @@ from dutyfree.engine.launcher import network_policy
 from dutyfree.substrates import registry
 from dutyfree.substrates.hosted.connection import Connection, PendingCall, ServerAddress
 from dutyfree.substrates.hosted.delay import delayed
+from dutyfree.substrates.hosted.own_server import OwnServer
 from dutyfree.substrates.hosted.sandbox import HostedSandbox, NetworkedHostedSandbox, send_tree
+from dutyfree.substrates.hosted.tree_digests import TreeDigests
 from dutyfree.substrates.local.lifecycle import require
 from dutyfree.wire import calls
 from dutyfree.wire.calls import SandboxInfo
 from dutyfree.wire.recipes import WireRecipe, to_wire
 
 URL_VARIABLE, TOKEN_VARIABLE = "DUTYFREE_URL", "DUTYFREE_TOKEN"
-
-
-START_SECONDS = 60.0
-"""How long a server of our own may take until it listens."""
 
 
 class HostedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,10 +85,11 @@ class Hosted:
     def __init__(self, config: HostedConfig) -> None:
         self._config = config
         self._is_open = False
-        self._server: asyncio.subprocess.Process | None = None
+        self._server = OwnServer()
         self._distance = AsyncExitStack()
         self._live: dict[str, HostedSandbox] = {}
         self._sent: set[str] = set()
+        self._digests = TreeDigests()
 
     @classmethod
     async def probe(cls, config: HostedConfig) -> Availability:
@@ -125,7 +119,8 @@ class Hosted:
         refuse_second_entry(self._is_open, self.name)
         require(await self.probe(self._config), self.name)
         if self._config.serve:
-            await self._start_server()
+            url = await self._server.start()
+            self._config = msgspec.structs.replace(self._config, url=url, serve=False)
         try:
             if self._config.round_trip:
                 await self._go_away()
@@ -133,7 +128,7 @@ class Hosted:
             await self._connection.open()
         except BaseException:
             await self._distance.aclose()
-            await self._end_server()
+            await self._server.end()
             raise
         self._keeping = asyncio.create_task(self._keep_alive())
         self._is_open = True
@@ -149,43 +144,6 @@ class Hosted:
         near, port_here = await self._distance.enter_async_context(relay)
         self._config = msgspec.structs.replace(self._config, url=f"http://{near}:{port_here}")
 
-    async def _start_server(self) -> None:
-        """Start a server, and use its address. It ends with this process, however that ends.
-
-        Raises Unavailable.
-        """
-        self._state = await anyio.to_thread.run_sync(tempfile.mkdtemp, "", "dutyfree-server-")
-        options = ("--state", self._state, "--until-eof", "--log-level", "warning")
-        command = ("serve", "--listen", "127.0.0.1:0", *options)
-        self._server = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "dutyfree",
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C must end the sandboxes first, then the server
-        )
-        assert self._server.stdout is not None
-        try:
-            line = await asyncio.wait_for(self._server.stdout.readline(), START_SECONDS)
-            found = re.search(r"serving sandboxes at (\S+);", line.decode())
-            if found is None:
-                raise Unavailable("the server for this substrate did not start", remedy="run: dutyfree serve")
-        except BaseException:
-            await self._end_server()
-            raise
-        self._config = msgspec.structs.replace(self._config, url=found[1], serve=False)
-
-    async def _end_server(self) -> None:
-        if self._server is None:
-            return
-        with anyio.CancelScope(shield=True):
-            assert self._server.stdin is not None
-            self._server.stdin.close()
-            await self._server.wait()
-            await anyio.to_thread.run_sync(partial(shutil.rmtree, self._state, ignore_errors=True))
-
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -198,7 +156,7 @@ class Hosted:
                     await sandbox.close()
             await self._connection.close()
             await self._distance.aclose()
-            await self._end_server()
+            await self._server.end()
 
     @property
     def _open_connection(self) -> Connection:
@@ -326,7 +284,7 @@ class Hosted:
         """The recipe for the wire, after the server has got its files. Raises RecipeError, CreateError."""
         recipe = checked(recipe)
         try:
-            wire, files = await anyio.to_thread.run_sync(to_wire, recipe)
+            wire, files = await anyio.to_thread.run_sync(to_wire, recipe, self._digests.digest)
         except OSError as error:
             raise CreateError(f"a file of the recipe cannot be read: {error}") from error
         unknown = tuple(digest for digest in files if digest not in self._sent)
