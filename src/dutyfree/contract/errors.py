@@ -40,6 +40,7 @@
         │   └── StageError         a stage of the recipe failed
         ├── ReadyError             ready: the sandbox was created, but its first command never ran
         ├── DispatchError          dispatch: the action could not be delivered, so it did not run
+        │   ├── Overloaded         the machine has more actions to run than it can: try again later
         │   ├── Restarting         the server is being replaced: ask the next one
         │   └── SandboxClosed      the sandbox or its substrate is closed
         ├── ExecError              exec: the machinery failed while the action ran
@@ -411,6 +412,15 @@ class DispatchError(SubstrateError):
     """The action could not be delivered, so it did not run."""
 
     phase = "dispatch"
+
+
+class Overloaded(DispatchError):  # noqa: N818 (names the state)
+    """The machine has more actions to run than it can. This one did not begin; try again later."""
+
+    def __init__(self, message: str, *, remedy: str = "", retry_after: float = 1.0) -> None:
+        super().__init__(message, remedy=remedy)
+        self.retry_after = retry_after
+        """Seconds to wait before the next try."""
 
 
 class Restarting(DispatchError):  # noqa: N818 (names the state)

@@ -244,6 +244,7 @@ def _calling(name: str) -> Endpoint:
 
     async def endpoint(routes: Routes, request: Request, tenant: str) -> Response:
         arguments = await _body(request, calls.CALLS[name].arguments)
+        routes._service.overload.check(name)
         work = HANDLERS[name](routes._call(request, tenant), arguments)
         observed = routes._service.calls.call(name, lambda: _origin(request, tenant, arguments), work)
         return _answer(request, await while_connected(request, observed))

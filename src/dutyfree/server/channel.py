@@ -87,6 +87,11 @@ class Channel:
             call = codec.decode(payload, Call)
         except msgspec.DecodeError as error:
             raise ProtocolError(str(error)) from error
+        if self.service.overload.refuses(call.method):  # before anything is spent on it
+            refused = codec.encode(describe(self.service.overload.error()))
+            task = asyncio.ensure_future(self.send(Kind.ERROR, number, refused))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            return
         self._calls[number] = RunningCall(self, number, call, len(payload))
 
     def _reserve(self, size: int) -> None:

@@ -11,8 +11,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from dutyfree.contract import Observation
 from dutyfree.contract.errors import verdict
 from dutyfree.server import logs
+from dutyfree.server.overload import Overload
 from dutyfree.server.sandboxes import Held, Sandboxes
 
 T = TypeVar("T")
@@ -24,7 +26,8 @@ BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 600)
 class Metrics:
     """The figures of one server."""
 
-    def __init__(self, sandboxes: Sandboxes) -> None:
+    def __init__(self, sandboxes: Sandboxes, overload: Overload) -> None:
+        self._overload = overload
         self._registry = CollectorRegistry()
         self._calls = Counter(
             "dutyfree_calls", "Calls by name and outcome", ("call", "outcome"), registry=self._registry
@@ -60,6 +63,8 @@ class Metrics:
         try:
             result = await work
             outcome = "ok"
+            if isinstance(result, Observation):
+                self._overload.note(result)
         except Exception as error:
             outcome = verdict(error)
             raise

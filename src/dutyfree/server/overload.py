@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from dutyfree.contract import Observation
-from dutyfree.contract.errors import Exhausted
+from dutyfree.contract.errors import Overloaded
 
 TARGET = 0.1
 """Seconds beyond its own work that the fastest action of a window may take."""
@@ -23,10 +23,8 @@ LEAST = 8
 TICK = 0.05
 """Seconds between two measurements of the event loop's own delay."""
 
-SHED = frozenset(
-    ("exec", "stream", "batch", "start", "call", "create", "fork", "search", "upload", "shell", "terminal")
-)
-"""The calls that are refused. All others are cheap, or end something."""
+NEVER = frozenset(("release", "keep_alive", "process_kill", "process_signal", "forget", "sandboxes"))
+"""Calls that are never refused: they end something, or keep it."""
 
 
 class OverloadDetector:
@@ -69,15 +67,25 @@ class Overload:
         self.refused = 0
         """Calls that were refused since the start."""
 
+    def refuses(self, call: str) -> bool:
+        """Whether the call must wait; counts it then."""
+        refused = self._detector.refuses(asyncio.get_running_loop().time()) and call not in NEVER
+        self.refused += refused
+        return refused
+
     def check(self, call: str) -> None:
-        """Raises Exhausted if the call must wait."""
-        if call in SHED and self._detector.refuses(asyncio.get_running_loop().time()):
-            self.refused += 1
-            raise Exhausted(
-                "the machine has more actions to run than it can: they wait too long",
-                remedy="try again later, with fewer actions at once; or run fewer sandboxes on this machine",
-                numbers={"retry_after": 1.0},
-            )
+        """Raises Overloaded if the call must wait."""
+        if self.refuses(call):
+            raise self.error()
+
+    @staticmethod
+    def error() -> Overloaded:
+        """What a caller that must wait is told."""
+        return Overloaded(
+            "the machine has more actions to run than it can: they wait too long",
+            remedy="try again later, with fewer actions at once; or run fewer sandboxes on this machine",
+            retry_after=1.0,
+        )
 
     def note(self, seen: Observation) -> None:
         """Look at what an action cost beyond its own work."""
@@ -87,16 +95,16 @@ class Overload:
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         """Also look at how late the event loop itself is."""
-        loop = asyncio.get_running_loop()
-
-        def tick(due: float) -> None:
-            nonlocal timer
-            now = loop.time()
-            self._detector.note(max(0.0, now - due), now)
-            timer = loop.call_at(now + TICK, tick, now + TICK)
-
-        timer = loop.call_at(loop.time() + TICK, tick, loop.time() + TICK)
+        ticking = asyncio.create_task(self._tick())
         try:
             yield
         finally:
-            timer.cancel()
+            ticking.cancel()
+
+    async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + TICK
+            await asyncio.sleep(TICK)
+            now = loop.time()
+            self._detector.note(max(0.0, now - due), now)

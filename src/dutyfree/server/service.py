@@ -25,6 +25,7 @@ from dutyfree.server.events import Events
 from dutyfree.server.files import TenantFiles
 from dutyfree.server.metrics import Metrics
 from dutyfree.server.observed import CallObserver
+from dutyfree.server.overload import Overload
 from dutyfree.server.quotas import Quotas
 from dutyfree.server.readiness import Readiness
 from dutyfree.server.records import SandboxRecords
@@ -50,7 +51,8 @@ class Service:
         self.tokens = tokens
         self._records = records
         self.sandboxes = Sandboxes(records)
-        self.metrics = Metrics(self.sandboxes)
+        self.overload = Overload()
+        self.metrics = Metrics(self.sandboxes, self.overload)
         self.events = Events(self.sandboxes, lambda: native.pool)
         self.admission = Admission(tokens.limits)
         self.calls = CallObserver(self.metrics)
@@ -93,7 +95,8 @@ class Service:
                 )
                 templates.keep_snapshots(service._snapshots)
                 try:
-                    yield service
+                    async with service.overload.watching():
+                        yield service
                 finally:
                     await service.templates.close()
                     await service.sandboxes.close()

@@ -129,6 +129,8 @@ HTTP: dict[Verdict, Literal[422, 400, 503]] = {"task": 422, "program": 400, "inf
 def retry_headers(error: DutyfreeError) -> dict[str, str]:
     """Retry-After in whole seconds, if the error says when to come back."""
     after = error.numbers.get("retry_after") if isinstance(error, errors.Exhausted) else None
+    if isinstance(error, errors.Overloaded):
+        after = error.retry_after
     return {"Retry-After": str(max(1, math.ceil(after)))} if isinstance(after, int | float) else {}
 
 
@@ -136,6 +138,6 @@ def status_of(found: WireError) -> int:
     """The HTTP status of an error."""
     if found.code in ("path_not_found", "unknown_process", "sandbox_closed"):
         return 404
-    if found.code in ("exhausted", "quarantined"):
+    if found.code in ("exhausted", "overloaded", "quarantined"):
         return 429
     return 500 if found.code == INTERNAL else HTTP[found.verdict]
