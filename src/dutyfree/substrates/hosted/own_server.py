@@ -29,7 +29,7 @@ class OwnServer:
         """Start it, and return its address. Raises Unavailable."""
         self._state = await anyio.to_thread.run_sync(tempfile.mkdtemp, "", "dutyfree-server-")
         options = ("--state", self._state, "--until-eof", "--log-level", "warning")
-        command = ("serve", "--listen", "127.0.0.1:0", "--log-level", "warning", *options)
+        command = ("serve", "--listen", "127.0.0.1:0", *options)
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
