@@ -36,12 +36,12 @@ from rounds import Row, figure
 from scipy.stats import mannwhitneyu
 
 from dutyfree.analysis.ab import compare_rounds
-from dutyfree.cli.ab import BLOCKS
 from dutyfree.analysis.cells import METRICS, samples
 from dutyfree.analysis.comparison import compare
 from dutyfree.analysis.decomposition import Decomposer
 from dutyfree.analysis.statistics import ALPHA, holm
 from dutyfree.analysis.verdicts import Comparison
+from dutyfree.cli.ab import BLOCKS
 from dutyfree.study import runner
 from dutyfree.study.plan import Plan
 from dutyfree.study.records import Records, Trial
@@ -66,6 +66,7 @@ async def study(workload: str, trials: int, delays: dict[str, float]) -> Records
         substrates=list(delays),
         options={label: {"use": "delayed:Delayed", "milliseconds": delay} for label, delay in delays.items()},
         workloads={workload: trials},
+        renew=max(1, trials // BLOCKS),
         seed=random.randrange(1 << 31),  # noqa: S311 (an order, not a secret)
     )
     with tempfile.TemporaryDirectory() as folder:

@@ -45,9 +45,9 @@ def ab(
     Every round runs each workload once on A and once on B, in random order, so a slow minute of the machine
     affects both. Every few rounds both start anew in fresh processes, since two processes of the same program
     differ a little. The verdict on each workload is "slower", "faster", "no difference shown" or "cannot
-    tell", with B ÷ A and its 95 % interval. "cannot tell" means too few rounds or too much noise: run more trials,
-    or stop other programs. The same configuration twice is an A/A test: it shows the noise of this machine.
-    By default it takes a few minutes.
+    tell", with B ÷ A and its 95 % interval. "cannot tell" means too few rounds or too much noise: run more
+    trials, or stop other programs. The same configuration twice is an A/A test: it shows the noise of this
+    machine. By default it takes a few minutes.
 
     Each trial is recorded when it ends: after Ctrl-C at most the current trial is lost, and --resume
     continues from there. 'dutyfree compare DIRECTORY' shows the verdicts again, 'dutyfree report DIRECTORY'
