@@ -90,8 +90,9 @@ def refused(connection: HTTPConnection, status: int, code: str) -> None:
 
 
 def sandbox_changed(what: str, held: Held) -> None:
-    """Log that a sandbox was created, released, or has expired."""
-    if log.isEnabledFor(logging.INFO):
+    """Log what happened to a sandbox. That its lease was extended is no news."""
+    level = logging.DEBUG if what == "extended" else logging.INFO
+    if log.isEnabledFor(level):
         served = held.sandbox.served
         kind = served.kind if what == "created" and served is not None else None
-        event(logging.INFO, f"sandbox {what}", sandbox=held.id, tenant=held.tenant, served=kind)
+        event(level, f"sandbox {what}", sandbox=held.id, tenant=held.tenant, served=kind)

@@ -55,7 +55,7 @@ class Tracing:
         except ImportError as error:
             raise UsageError(
                 f"the variables OTEL_… ask for traces, and {error.name} is not installed",
-                remedy="pip install 'dutyfree[otel]', or unset them",
+                remedy="install dutyfree with the extra 'otel', or unset them",
             ) from error
 
     def start(self, call: str, traceparent: str, attributes: dict[str, str]) -> OpenSpan:
