@@ -31,6 +31,7 @@ from dutyfree.server.e2b.control import ControlRoutes
 from dutyfree.server.e2b.envd import EnvdRoutes
 from dutyfree.server.fusion import run_code
 from dutyfree.server.handlers import HANDLERS, DirectCall, info
+from dutyfree.server.layers import LayerRoutes
 from dutyfree.server.requests import CreateRequest
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
@@ -58,6 +59,7 @@ class Routes:
     def __init__(self, service: Service, access: Access) -> None:
         self._service = service
         self._access = access
+        self._layers = LayerRoutes(service.distribution, service.layer_access, access)
 
     def app(self) -> Starlette:
         return Starlette(
@@ -87,6 +89,8 @@ class Routes:
                 *ControlRoutes(self._service, self._access).routes(),
                 *EnvdRoutes(self._service).routes(),
                 *SwerexRoutes(self._service, self._access).routes(),
+                Route("/v1/layers", self._guarded(Routes.layers), methods=["GET"]),
+                *self._layers.routes(),
             ]
         )
 
@@ -170,6 +174,9 @@ class Routes:
 
     async def events(self, request: Request, tenant: str) -> Response:
         return await event_stream.stream(self._service.events, self._access, tenant, request)
+
+    async def layers(self, request: Request, tenant: str) -> Response:
+        return await self._layers.chains(request, tenant)
 
     async def metrics(self, request: Request, _tenant: str) -> Response:
         await self._access.check_operator(request)
