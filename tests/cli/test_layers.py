@@ -10,8 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import anyio
 import pytest
 
+from dutyfree.server.tokens import Tokens
 from tests.processes import ran
 
 pytestmark = [pytest.mark.native, pytest.mark.root("layers hold files of many owners")]
@@ -154,6 +156,19 @@ def test_where_a_token_for_peers_comes_from(cli: Cli, monkeypatch: pytest.Monkey
     monkeypatch.setenv("DUTYFREE_INSECURE_REGISTRIES", "node.invalid:7800")
     told = cli("here", "layer", "import", "http://node.invalid:7800", "recipe.toml", status=1)
     assert "cannot be reached" in told
+
+
+def test_one_token_for_several_servers(cli: Cli) -> None:
+    secret = cli("here", "token", "create", "operator", "--state", "one").strip()
+    (cli.root / "token").write_text(secret + "\n")
+    assert cli("here", "token", "create", "fleet", "--from", "token", "--state", "two") == ""
+    with Tokens(cli.root / "two/server.sqlite") as tokens:
+        assert anyio.run(tokens.tenant, secret) == "fleet"
+    for content, complaint in ((secret, "exists already"), ("short", "is not a token"), ("", "is empty")):
+        (cli.root / "token").write_text(content)
+        told = cli("here", "token", "create", "fleet", "--from", "token", "--state", "two", status=2)
+        assert complaint in told
+    assert "No such file" in cli("here", "token", "create", "x", "--from", "none", "--state", "two", status=2)
 
 
 def test_an_archive_through_a_pipe(cli: Cli) -> None:

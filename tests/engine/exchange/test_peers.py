@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -464,6 +465,22 @@ async def test_one_that_breaks_midway_leaves_what_was_whole(nodes: Nodes, change
         assert why in native.peers[source].failure, native.peers
     nodes.use(nodes.there)
     assert len(await anyio.to_thread.run_sync(layers.ls)) == 2
+
+
+def dripping(data: bytes, passed: int, _client: socket.socket) -> bytes:
+    if passed > 4_000_000:
+        time.sleep(0.5)
+        return data[:1000]
+    return data
+
+
+async def test_one_that_drips_is_left_after_the_time_for_a_fetch(nodes: Nodes) -> None:
+    """Each piece comes in time."""
+    await built(nodes)
+    source = await served(nodes, dripping)
+    async with fetching(source, peer_seconds=5) as (native, sandbox):
+        assert (sandbox.served.kind, sandbox.served.stage) == ("fetched", "repository")
+        assert "took longer than 5 s" in native.peers[source].failure
 
 
 async def test_a_directory_that_hangs_is_left_behind(nodes: Nodes) -> None:
