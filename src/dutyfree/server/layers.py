@@ -6,7 +6,6 @@ Other nodes fetch layers here before they build them, and any client of a regist
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -19,7 +18,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from dutyfree.contract.errors import ArgumentError, DutyfreeError
 from dutyfree.engine.exchange.distribution import NAMES_MAX, Distribution, Sees
@@ -29,11 +28,9 @@ from dutyfree.server.access import OPERATOR, Access, Refused
 from dutyfree.server.layer_access import LayerAccess, everything
 
 TRANSFERS_MAX = 64
-"""Blobs that are sent to one tenant at the same time."""
-THREADS_MAX = 32
-"""Requests that read the store or wait for a layer to be packed at the same time."""
-SEND_SECONDS = 30.0
-"""How long a client may take to receive a piece of a blob."""
+"""Blobs that are sent to one tenant at the same time. So clients that do not receive hurt only themselves."""
+READS_MAX = 8
+"""Requests of one tenant that read the store, or wait for a layer to be packed, at the same time."""
 
 _VERSION = {"Docker-Distribution-API-Version": "registry/2.0"}
 _CHALLENGE = {"WWW-Authenticate": 'Basic realm="dutyfree"'}
@@ -51,7 +48,7 @@ class LayerRoutes:
         self._distribution = distribution
         self._layers = layers
         self._access = access
-        self._threads = anyio.CapacityLimiter(THREADS_MAX)
+        self._reads: dict[str, anyio.CapacityLimiter] = {}
         self._transfers: Counter[str] = Counter()
 
     def routes(self) -> list[Route]:
@@ -117,42 +114,31 @@ class LayerRoutes:
         if self._transfers[tenant] >= TRANSFERS_MAX:
             message = f"{TRANSFERS_MAX} blobs are being sent to you already"
             return _error(429, "TOOMANYREQUESTS", message, {"Retry-After": "5"})
-        return BlobResponse(found, headers, tenant, self._transfers)
+        return _BlobResponse(found, headers, tenant, self._transfers)
 
     async def _read(self, tenant: str, work: Callable[[Sees], T]) -> T:
         def run() -> T:
             return work(everything if tenant == OPERATOR else self._layers.sees(tenant))
 
-        return await anyio.to_thread.run_sync(run, limiter=self._threads)
+        limiter = self._reads.setdefault(tenant, anyio.CapacityLimiter(READS_MAX))
+        return await anyio.to_thread.run_sync(run, limiter=limiter)
 
 
-class BlobResponse(FileResponse):
-    """A blob, with ranges. Hangs up on a client that does not receive it in time."""
+class _BlobResponse(FileResponse):
+    """A blob, with ranges."""
 
     chunk_size = 256 << 10
     max_ranges = 1
 
-    def __init__(
-        self,
-        path: Path,
-        headers: dict[str, str],
-        tenant: str,
-        transfers: Counter[str],
-        seconds: float = SEND_SECONDS,
-    ) -> None:
+    def __init__(self, path: Path, headers: dict[str, str], tenant: str, transfers: Counter[str]) -> None:
         super().__init__(path, headers=headers, media_type="application/octet-stream")
         self._tenant = tenant
         self._transfers = transfers
-        self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def timely(message: Message) -> None:
-            async with asyncio.timeout(self._seconds):
-                await send(message)
-
         self._transfers[self._tenant] += 1
         try:
-            await super().__call__(scope, receive, timely)
+            await super().__call__(scope, receive, send)
         finally:
             self._transfers[self._tenant] -= 1
 

@@ -46,8 +46,8 @@ NAMES_MAX = 64
 """Names in one request for chains."""
 PACKING_MAX = 2
 """Layers that are packed at the same time: each takes a processor."""
-DOCUMENTS_MAX = 1024
-"""Manifests and configurations that stay in memory for the request that follows."""
+DOCUMENTS_SIZE = 64 << 20
+"""Bytes of manifests and configurations that stay in memory for the request that follows."""
 
 _DIFF_ID = "dev.dutyfree.diff-id"
 _TAR_SIZE = "dev.dutyfree.tar-size"
@@ -78,6 +78,7 @@ class Distribution:
         self._packing = threading.Semaphore(PACKING_MAX)
         self._lock = threading.Lock()
         self._documents: OrderedDict[str, _Document] = OrderedDict()
+        self._size = 0
 
     def close(self) -> None:
         """Stop packing."""
@@ -137,10 +138,12 @@ class Distribution:
         with self._lock:
             for document in documents:
                 digest = document.descriptor["digest"]
+                if digest not in self._documents:
+                    self._size += len(document.data)
                 self._documents[digest] = _Document(document, described)
                 self._documents.move_to_end(digest)
-            while len(self._documents) > DOCUMENTS_MAX:
-                self._documents.popitem(last=False)
+            while self._size > DOCUMENTS_SIZE:
+                self._size -= len(self._documents.popitem(last=False)[1].document.data)
 
     def _artifact(self, key: str, sees: Sees) -> LayoutDocument | None:
         if not chains.is_key(key) or not sees(key) or not self.store.path(key).exists():
