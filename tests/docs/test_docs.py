@@ -164,7 +164,8 @@ def test_the_programs_with_layers_run(tmp_path, number, said):
 @pytest.mark.root("layers lie on the disk with root only")
 def test_the_commands_with_servers_of_layers_run(tmp_path, monkeypatch):
     """What the page shows: a token, a server with TLS, and another node that fetches from it."""
-    page = re.findall(r"^```\n(.*?)^```", text("docs/layers.md"), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text("docs/layers.md"), re.DOTALL | re.MULTILINE)
+    page = [block for kind, block in blocks if not kind]
     (create, serve), fetch = page[0].splitlines(), page[1]
     root, chain, key = certificates(tmp_path)
     (tmp_path / "recipe.toml").write_text(

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import http.client
 import json
+import shutil
 import socket
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
@@ -30,7 +31,7 @@ from dutyfree.server.layers import TRANSFERS_MAX
 from dutyfree.server.tokens import Tokens
 from tests.engine.images.composing import Image, busybox, layout, member, tar
 from tests.opening import open_native
-from tests.processes import eventually
+from tests.processes import eventually, ran
 from tests.serving import certificates, serving
 
 pytestmark = [pytest.mark.native, pytest.mark.root("layers hold files of many owners")]
@@ -173,6 +174,60 @@ def test_an_image_is_pulled_as_from_any_registry(
             assert [path.read_bytes() for path in texts if path.exists()] == [b"first"]
     with pytest.raises(CreateError, match="no such manifest"):
         Puller(Store(tmp_path / "none")).pull(parse(f"{world.host}/{FULL}:2"))
+
+
+def test_skopeo_copies_what_a_node_has(world: World, tmp_path: Path) -> None:
+    if shutil.which("skopeo") is None:
+        pytest.skip("skopeo is missing; to enable it: apt-get install skopeo")
+    recipe = command("for-skopeo")
+    world.prepare(world.ours, recipe)
+    (chain,) = world.ours.chains(*names_of(recipe))
+    skopeo = ["skopeo", "copy", "--insecure-policy", "--src-tls-verify=false"]
+    login = ["--src-creds", f"any:{world.ours.token}"]
+    names = {
+        "image": f"{FULL}:1",
+        "stage": f"dutyfree/stage:{chain['name'].partition(':')[2]}",
+        "layer": f"dutyfree/layers:{artifact_tag(chain['layers'][-1]['key'])}",
+    }
+    for number, name in names.items():
+        source, target = f"docker://{world.host}/{name}", f"oci:{tmp_path / number}"
+        assert "unauthorized" in ran([*skopeo, source, target]).stderr
+        theirs = ["--src-creds", f"any:{world.theirs.token}"]
+        if number != "image":
+            assert "manifest unknown" in ran([*skopeo, *theirs, source, target]).stderr.lower()
+        ran([*skopeo, *login, source, target], check=True)
+    # What another tool has copied is an image to us.
+    store = Store(tmp_path / "store")
+
+    async def bring() -> None:
+        held = await find.import_image(f"oci:{tmp_path / 'stage'}", "copied:1", store=store)
+        with contextlib.closing(held):
+            made = [path for lease in held.leases if (path := lease.tree / "w/made").exists()]
+            assert [await anyio.Path(path).read_text() for path in made] == ["for-skopeo\n"]
+
+    anyio.run(bring)
+
+
+@pytest.mark.docker
+def test_docker_pulls_and_runs_what_a_node_has(world: World, tmp_path: Path) -> None:
+    if shutil.which("docker") is None:
+        pytest.skip("the docker command is missing; to enable it: apt-get install docker-cli")
+    recipe = command("for-docker")
+    world.prepare(world.ours, recipe)
+    (chain,) = world.ours.chains(*names_of(recipe))
+    stage = chain["name"].partition(":")[2]
+    docker = ["docker", "--config", str(tmp_path)]
+    login = [*docker, "login", world.host, "--username", "any", "--password-stdin"]
+    assert ran(login, input="dutyfree_wrong").returncode != 0
+    assert ran(login, input=world.ours.token).returncode == 0
+    for name, shown in ((f"{FULL}:1", "/etc/text"), (f"dutyfree/stage:{stage}", "/w/made")):
+        image = f"{world.host}/{name}"
+        try:
+            done = ran([*docker, "run", "--rm", "--network=none", "--pull=always", image, "cat", shown])
+            assert done.stdout.strip() in ("first", "for-docker"), done
+        finally:
+            ran([*docker, "image", "rm", image])
+    assert ran([*docker, "pull", f"{world.host}/dutyfree/stage:{'0' * 64}"]).returncode != 0
 
 
 def test_manifests_and_blobs(world: World) -> None:
