@@ -152,7 +152,7 @@ def test_where_a_token_for_peers_comes_from(cli: Cli, monkeypatch: pytest.Monkey
     monkeypatch.setenv("DUTYFREE_PEER_TOKEN", "dutyfree_x")
     for source in ("http://node.invalid:7800", "http://node.invalid"):
         told = cli("here", "layer", "import", source, "recipe.toml", status=2)
-        assert "would be sent without encryption" in told
+        assert "is not encrypted" in told
     monkeypatch.setenv("DUTYFREE_INSECURE_REGISTRIES", "node.invalid:7800")
     told = cli("here", "layer", "import", "http://node.invalid:7800", "recipe.toml", status=1)
     assert "cannot be reached" in told

@@ -75,21 +75,21 @@ def connect(source: str, cancel: CancelToken, *, unattended: bool) -> Iterator[H
     from dutyfree.engine.images.registry import ATTEMPTS, RegistryClient, bases
 
     host = check(source)
-    login = find_login(host)
     base = source.rstrip("/")
     repository = Reference(host, ARTIFACTS, "latest")
-    if login and base.startswith("http:") and base not in bases(repository, {}, pull_options().insecure):
+    if base.startswith("http:") and base not in bases(repository, {}, pull_options().insecure):
         raise UsageError(
-            f"the token for {source} would be sent without encryption",
-            remedy="use https://, or add the host to DUTYFREE_INSECURE_REGISTRIES if you trust the network",
+            f"{source} is not encrypted: others on the network could read the token, and change layers",
+            remedy="use https://, or add HOST:PORT to DUTYFREE_INSECURE_REGISTRIES if you trust the network",
         )
+    login = find_login(host)
     with RegistryClient(
         base,
         repository,
         login,
         cancel,
         attempts=1 if unattended else ATTEMPTS,
-        document_seconds=PACK_SECONDS,
+        manifest_seconds=PACK_SECONDS,
         authorization=f"Bearer {login.secret}" if login else "",
     ) as registry:
         yield HttpPeer(registry, cancel)

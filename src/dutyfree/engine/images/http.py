@@ -217,9 +217,8 @@ class HttpClient:
 def _shut_down(connection: http.client.HTTPConnection) -> None:
     """Wake the thread that waits for this connection. The thread closes it."""
     with contextlib.suppress(OSError, AttributeError):  # it is closed already
-        socket.socket.shutdown(
-            connection.sock, socket.SHUT_RDWR
-        )  # not that of TLS, which would also close it
+        # Not the method of a TLS socket, which would take the connection from the thread that uses it.
+        socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
 
 
 def _endpoint(url: str) -> _Endpoint:

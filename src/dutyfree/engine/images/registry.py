@@ -50,8 +50,8 @@ class RegistryClient:
     """One repository at one host, used as a context manager. Threads may share it.
 
     ``first_wait`` is the pause before the first retry, in seconds. It doubles with each further one.
-    ``document_seconds`` is how long the server may prepare a document. ``authorization`` is a header that
-    needs no challenge.
+    ``manifest_seconds`` is how long the server may prepare a manifest. ``authorization`` is a header that needs
+    no challenge.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class RegistryClient:
         *,
         first_wait: float = 0.25,
         attempts: int = ATTEMPTS,
-        document_seconds: float = http.READ_SECONDS,
+        manifest_seconds: float = http.READ_SECONDS,
         authorization: str = "",
     ) -> None:
         self.base = base
         self._attempts = attempts
-        self._document_seconds = document_seconds
+        self._manifest_seconds = manifest_seconds
         self._first_wait = first_wait
         self._reference = reference
         self._login = login
@@ -87,7 +87,8 @@ class RegistryClient:
 
     def manifest(self, wanted: str) -> tuple[bytes, str]:
         """Fetch a manifest or index by tag or digest. Returns it with its media type. Raises CreateError."""
-        data, kind = self._document(self._path(f"manifests/{wanted}"), {"Accept": _ACCEPTED})
+        path = self._path(f"manifests/{wanted}")
+        data, kind = self._document(path, {"Accept": _ACCEPTED}, self._manifest_seconds)
         if wanted.startswith("sha256:"):
             manifest.check(data, wanted, "the manifest")
         return data, kind
@@ -121,11 +122,13 @@ class RegistryClient:
     def _path(self, rest: str) -> str:
         return f"/v2/{self._reference.repository}/{rest}"
 
-    def _document(self, path: str, headers: Mapping[str, str]) -> tuple[bytes, str]:
+    def _document(
+        self, path: str, headers: Mapping[str, str], read_seconds: float = http.READ_SECONDS
+    ) -> tuple[bytes, str]:
         attempt = 0
         while True:
             try:
-                with self._once(path, headers, self._document_seconds) as response:
+                with self._once(path, headers, read_seconds) as response:
                     data = _body(response, manifest.DOCUMENT_MAX)
                     return data, response.headers.get("content-type", "")
             except TransientError as error:
