@@ -50,8 +50,8 @@ class RegistryClient:
     """One repository at one host, used as a context manager. Threads may share it.
 
     ``first_wait`` is the pause before the first retry, in seconds. It doubles with each further one.
-    ``manifest_seconds`` is how long the server may prepare a manifest. ``authorization`` is a header that needs
-    no challenge.
+    ``manifest_seconds`` is how long the server may prepare a manifest. ``authorization`` is a header that
+    needs no challenge.
     """
 
     def __init__(
