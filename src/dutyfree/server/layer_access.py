@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import anyio.to_thread
@@ -25,9 +25,10 @@ from dutyfree.engine.exchange.distribution import Sees
 from dutyfree.engine.images import reference, rootfs
 from dutyfree.engine.layers.build_request import layer_key
 from dutyfree.engine.store.provenance import STAGE
-from dutyfree.engine.store.records import StoredImage
 from dutyfree.engine.store.store import Store
 
+HOST = "host"
+"""The image that is the server's own root file system."""
 RECIPES_MAX = 10_000
 """Prefixes of recipes that are remembered for each tenant. The oldest are forgotten."""
 IMAGE_MAX = 512
@@ -52,13 +53,14 @@ class LayerAccess:
         self._store = store
         self._lock = threading.Lock()
         self._used: dict[str, set[tuple[str, str]]] = {}
-        """By tenant: the images, each with the content key of a recipe's prefix, or with an empty one."""
+        """By tenant: images as recipes name them, each with the content key of a prefix; and images as the
+        store names them, with an empty key."""
 
     async def note(self, tenant: str, image: str, prefixes: Sequence[str]) -> None:
         """Remember that a tenant has asked for an image, and for the prefixes of a recipe on it."""
-        wanted = {(image, ""), *((image, prefix) for prefix in prefixes)}
         if len(image) > IMAGE_MAX:  # no image has such a name: the request fails
             return
+        wanted = {(_stored_name(image), ""), *((image, prefix) for prefix in prefixes)}
         if not wanted <= self._used.get(tenant, set()):
             await anyio.to_thread.run_sync(self._write, tenant, wanted)
 
@@ -66,14 +68,16 @@ class LayerAccess:
         """Whether a tenant may fetch a layer, by its key. The function blocks; it is for one request."""
         with self._lock:
             used = frozenset(self._read(tenant))
-        image_of = lru_cache(None)(self._image)
-        identity_of = lru_cache(None)(self._identity)
-        images = [image_of(name) for name, prefix in used if not prefix]
-        keys = {key for image in images if image for key in image.keys}
+        identity_of = cache(self._identity)
+
+        @cache
+        def image_keys() -> set[str]:
+            images = [image for image in self._store.images() if (image.name, "") in used]
+            return {key for image in images for key in image.keys}
 
         def sees(key: str) -> bool:
             if not key.startswith(f"{STAGE}:"):
-                return key in keys
+                return key in image_keys()
             built = self._store.provenance(key)
             return (
                 built is not None
@@ -85,18 +89,11 @@ class LayerAccess:
 
         return sees
 
-    def _image(self, name: str) -> StoredImage | None:
-        if name == "host":  # not an image of that name
-            return None
-        with suppress(CreateError):
-            return self._store.image(name) or self._store.image(str(reference.parse(name)))
-        return None
-
-    def _identity(self, name: str) -> str:
-        if name == "host":
+    def _identity(self, image: str) -> str:
+        if image == HOST:
             return rootfs.host_identity()
-        image = self._image(name)
-        return image.digest if image else ""
+        found = self._store.image(_stored_name(image))
+        return found.digest if found else ""
 
     def _read(self, tenant: str) -> set[tuple[str, str]]:
         if tenant not in self._used:
@@ -128,6 +125,14 @@ DELETE FROM used_layers WHERE tenant = ? AND at < (
     SELECT at FROM used_layers WHERE tenant = ? ORDER BY at DESC LIMIT 1 OFFSET ?
 )
 """
+
+
+@lru_cache(1024)
+def _stored_name(image: str) -> str:
+    """The name of an image in the store. That of this host is none of a reference."""
+    with suppress(CreateError):
+        return image if image == HOST else str(reference.parse(image))
+    return image
 
 
 def everything(_key: str) -> bool:
