@@ -133,15 +133,16 @@ def served(root: Path, cache: Path) -> Iterator[str]:
     with Tokens(root / "state/server.sqlite") as tokens:
         os.environ["DUTYFREE_PEER_TOKEN"] = tokens.create("operator")
     state = ("--state", str(root / "state"))
-    command = [sys.executable, "-m", "dutyfree", "serve", "--listen", "127.0.0.1:0", *state]
+    command = [sys.executable, "-m", "dutyfree", "serve", "--listen", "127.0.0.1:0", "--until-eof", *state]
     environment = {**os.environ, "DUTYFREE_CACHE": str(cache)}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+    )
     try:
         assert process.stdout is not None
         yield process.stdout.readline().partition("serving sandboxes at ")[2].partition(";")[0]
     finally:
-        process.terminate()
-        process.wait()
+        process.communicate()
         del os.environ["DUTYFREE_PEER_TOKEN"]
 
 

@@ -24,6 +24,6 @@ def nodes(tmp_path: Path, session: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     with contextlib.ExitStack() as stack:
         found = Nodes(tmp_path, session, use, stack)
         monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))  # not this machine's logins
-        monkeypatch.setenv("DUTYFREE_PEER_TOKEN", found.token())
+        monkeypatch.setenv("DUTYFREE_PEER_TOKEN", found.token)
         use(found.here)
         yield found

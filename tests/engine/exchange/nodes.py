@@ -9,6 +9,7 @@ import select
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ RECIPE = Recipe(stages=(CLONE, INSTALL))
 
 
 class Nodes:
-    """Two nodes: two caches, one of which is in use. Their servers have the same tokens."""
+    """Two nodes: two caches, one of which is in use."""
 
     def __init__(
         self, root: Path, session: Path, use: Callable[[Path], None], stack: contextlib.ExitStack
@@ -36,10 +37,9 @@ class Nodes:
         self.here, self.there = root / "here", root / "there"
         self.use = use
         self._stack = stack
-
-    def token(self, tenant: str = "operator") -> str:
-        with Tokens(self.root / "state/server.sqlite") as tokens:
-            return tokens.create(tenant)
+        with Tokens(root / "tokens.sqlite") as tokens:
+            self.token = tokens.create("operator")
+        """It is valid for all servers."""
 
     def carried(self, way: str, what: layers.What) -> str:
         """The source for the layers at ``here``, over one of several transports."""
@@ -65,15 +65,19 @@ class Nodes:
 
     @contextlib.contextmanager
     def listening(self, node: Path, *arguments: str, port: int = 0) -> Iterator[Server]:
-        """Run a server of a node's layers. It is killed at the end."""
-        state = str(self.root / "state")
-        command = ["serve", "--listen", f"127.0.0.1:{port}", "--state", state, *arguments]
+        """Run a server of a node's layers. It is killed at the end, and leaves nothing."""
+        state = Path(tempfile.mkdtemp(dir=self.root))
+        with Tokens(state / "server.sqlite") as tokens:
+            tokens.create("operator", self.token)
+        command = ["serve", "--listen", f"127.0.0.1:{port}", "--state", str(state), *arguments]
         process = subprocess.Popen(
-            [sys.executable, "-m", "dutyfree", *command],
+            [sys.executable, "-m", "dutyfree", *command, "--until-eof"],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "DUTYFREE_CACHE": str(node)},
             text=True,
         )
+        assert process.stdin is not None
         assert process.stdout is not None
         try:
             found = re.search(r"serving sandboxes at (\S+);", process.stdout.readline())
@@ -82,6 +86,7 @@ class Nodes:
         finally:
             process.kill()
             process.wait()
+            process.stdin.close()
             process.stdout.close()
 
 
