@@ -32,6 +32,7 @@ import anyio.to_thread
 import dutyfree
 import dutyfree.substrates.native
 from dutyfree import Recipe, layers, paths
+from dutyfree.server.tokens import Tokens
 from dutyfree.workloads import fixture, tiers
 from dutyfree.workloads.gitserver import listen_address, serve
 
@@ -94,7 +95,7 @@ async def first(root: Path, recipe: Recipe, rounds: int) -> None:
     here = use(root, "here")
     async with dutyfree.open("native") as native:
         await native.prepare(recipe)
-    with served(here) as peer:
+    with served(root, here) as peer:
         for turn in range(rounds):
             took: dict[str, float] = {}
             methods = [
@@ -127,17 +128,22 @@ async def first(root: Path, recipe: Recipe, rounds: int) -> None:
 
 
 @contextlib.contextmanager
-def served(cache: Path) -> Iterator[str]:
-    """Serve the layers of a cache; the address."""
-    command = [sys.executable, "-m", "dutyfree", "layer", "serve", "--bind", "127.0.0.1:0"]
+def served(root: Path, cache: Path) -> Iterator[str]:
+    """Serve the layers of a cache; the URL. This process has a token for it."""
+    with Tokens(root / "state/server.sqlite") as tokens:
+        os.environ["DUTYFREE_PEER_TOKEN"] = tokens.create("operator")
+    state = ("--state", str(root / "state"))
+    command = [sys.executable, "-m", "dutyfree", "serve", "--listen", "127.0.0.1:0", "--until-eof", *state]
     environment = {**os.environ, "DUTYFREE_CACHE": str(cache)}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+    )
     try:
-        assert process.stderr is not None
-        yield process.stderr.readline().split()[-1]
+        assert process.stdout is not None
+        yield process.stdout.readline().partition("serving sandboxes at ")[2].partition(";")[0]
     finally:
-        process.terminate()
-        process.wait()
+        process.communicate()
+        del os.environ["DUTYFREE_PEER_TOKEN"]
 
 
 async def chain(root: Path, rounds: int) -> None:

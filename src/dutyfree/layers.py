@@ -136,9 +136,9 @@ def bring(
 ) -> list[FetchResult]:
     """Import the missing layers of chains.
 
-    ``source`` is an archive or a directory of ``export``, the cache directory of another machine,
-    ``tcp://HOST:PORT``, or ``exec:COMMAND``, such as ``exec:ssh node dutyfree layer serve``. Without
-    ``what``, everything in an export is imported. If ``digest`` is given, it must be that of the export.
+    ``source`` is an archive or a directory of ``export``, the cache directory of another machine, or the URL
+    of a server (``dutyfree serve``). Without ``what``, everything in an export is imported. If ``digest`` is
+    given, it must be that of the export.
     Raises UsageError, CreateError.
     """
     store, cancel = Store(), cancel or CancelToken()

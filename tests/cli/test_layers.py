@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import anyio
 import pytest
 
+from dutyfree.server.tokens import Tokens
 from tests.processes import ran
 
 pytestmark = [pytest.mark.native, pytest.mark.root("layers hold files of many owners")]
@@ -72,8 +74,7 @@ def test_build_here_use_there(cli: Cli) -> None:
     assert "2 layers" in cli("there", "layer", "import", "one.tar", "--digest", digest)
     assert "complete already" in cli("there", "layer", "import", "one.tar")
     assert cli("there", "layer", "build", "recipe.toml") == built  # with the times of who made it
-    serve = f"exec:env DUTYFREE_CACHE={cli.root / 'here'} {sys.executable} -m dutyfree layer serve"
-    assert "2 layers" in cli("third", "layer", "import", serve, "recipe.toml")
+    assert "2 layers" in cli("third", "layer", "import", str(cli.root / "here"), "recipe.toml")
     assert "removed stage:" in cli("third", "layer", "rm", "recipe.toml")
     assert "1 layer," in cli("third", "layer", "import", str(cli.root / "here"), "recipe.toml")
 
@@ -115,25 +116,59 @@ def test_layers_in_use_are_listed_as_such(cli: Cli) -> None:
     assert "in use" not in cli("here", "layer", "ls")
 
 
-def test_a_peer_is_asked_before_anything_is_built(cli: Cli) -> None:
+def test_a_peer_is_asked_before_anything_is_built(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     (cli.root / "recipe.toml").write_text(RECIPE.replace('"head', '"sleep 0.3; head'))
     built, _, _ = cli("here", "layer", "build", "recipe.toml").partition("stage 1")
-    server = cli.start("here", "layer", "serve", "--bind", "127.0.0.1:0")
+    token = cli("here", "token", "create", "operator", "--state", "state").strip()
+    server = cli.start("here", "serve", "--listen", "127.0.0.1:0", "--state", "state")
+    monkeypatch.setenv("DUTYFREE_PEER_TOKEN", token)
     try:
-        assert server.stderr is not None
-        source = server.stderr.readline().split()[-1]
+        assert server.stdout is not None
+        source = server.stdout.readline().partition("serving sandboxes at ")[2].partition(";")[0]
         option = f"peers=[{source!r}]"
         fetched = cli("there", "layer", "build", "recipe.toml", "--option", option)
         assert fetched == f"{built}2 layers fetched from {source}\n"  # with the times of who made it
         assert "2 layers" in cli("third", "layer", "import", source, "recipe.toml")
         sums = [next(cli.root.glob(f"{at}/layers/kept/*/*/tree/0/workspace/sum")) for at in ("here", "there")]
         assert sums[0].read_bytes() == sums[1].read_bytes()
+        assert "there are no layers of" in cli("fourth", "layer", "import", source, "snapshot:none", status=2)
+        monkeypatch.setenv("DUTYFREE_PEER_TOKEN", token + "x")
+        assert "this token is not valid" in cli("fourth", "layer", "import", source, "recipe.toml", status=1)
     finally:
         server.send_signal(signal.SIGINT)
         assert server.wait(100) == 130
         server.communicate()
-    complaint = cli("there", "layer", "build", "recipe.toml", "--option", "peers=['http://x']", status=2)
-    assert "'http://x' is not a peer" in complaint
+    complaint = cli("there", "layer", "build", "recipe.toml", "--option", "peers=['tcp://x']", status=2)
+    assert "'tcp://x' is not a peer" in complaint
+
+
+def test_where_a_token_for_peers_comes_from(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    for content, complaint in (("", "there is no token in"), ("a\nb", "is not a token")):
+        (cli.root / "token").write_text(content)
+        monkeypatch.setenv("DUTYFREE_PEER_TOKEN_FILE", str(cli.root / "token"))
+        assert complaint in cli("here", "layer", "import", "http://127.0.0.1:1", "recipe.toml", status=2)
+    monkeypatch.setenv("DUTYFREE_PEER_TOKEN_FILE", str(cli.root / "absent"))
+    assert "cannot be read" in cli("here", "layer", "import", "http://127.0.0.1:1", "recipe.toml", status=2)
+    monkeypatch.setenv("DUTYFREE_PEER_TOKEN", "dutyfree_x")
+    for source in ("http://node.invalid:7800", "http://node.invalid"):
+        told = cli("here", "layer", "import", source, "recipe.toml", status=2)
+        assert "is not encrypted" in told
+    monkeypatch.setenv("DUTYFREE_INSECURE_REGISTRIES", "node.invalid:7800")
+    told = cli("here", "layer", "import", "http://node.invalid:7800", "recipe.toml", status=1)
+    assert "cannot be reached" in told
+
+
+def test_one_token_for_several_servers(cli: Cli) -> None:
+    secret = cli("here", "token", "create", "operator", "--state", "one").strip()
+    (cli.root / "token").write_text(secret + "\n")
+    assert cli("here", "token", "create", "fleet", "--from", "token", "--state", "two") == ""
+    with Tokens(cli.root / "two/server.sqlite") as tokens:
+        assert anyio.run(tokens.tenant, secret) == "fleet"
+    for content, complaint in ((secret, "exists already"), ("short", "is not a token"), ("", "is empty")):
+        (cli.root / "token").write_text(content)
+        told = cli("here", "token", "create", "fleet", "--from", "token", "--state", "two", status=2)
+        assert complaint in told
+    assert "No such file" in cli("here", "token", "create", "x", "--from", "none", "--state", "two", status=2)
 
 
 def test_an_archive_through_a_pipe(cli: Cli) -> None:
@@ -151,17 +186,16 @@ def test_what_is_wrong_is_said(cli: Cli) -> None:
     assert "layer build" in cli("here", "layer", "export", "abcdef123", "--to", "x.tar", status=2)
     assert "there are no layers" in cli("here", "layer", "rm", "snapshot:absent", status=2)
     assert "there is no absent.tar" in cli("here", "layer", "import", "absent.tar", status=2)
-    assert "cannot be run" in cli("here", "layer", "import", "exec:/no/such", "recipe.toml", status=2)
-    assert "closed the connection" in cli("here", "layer", "import", "exec:true", "recipe.toml", status=1)
-    assert "not a `dutyfree layer serve`" in cli(
-        "here", "layer", "import", "exec:echo hello", "recipe.toml", status=1
+    assert "not the address of a server" in cli("here", "layer", "import", "http://", "recipe.toml", status=2)
+    assert "cannot be reached" in cli(
+        "here", "layer", "import", "http://127.0.0.1:1", "recipe.toml", status=1
     )
     assert not list(cli.root.glob("x.tar*"))
     assert "recipe.toml is not an archive of layers" in cli(
         "here", "layer", "import", "recipe.toml", status=1
     )
     (cli.root / "empty.toml").write_text('image = "host"\n')
-    for arguments in (("import", "exec:true", "empty.toml"), ("rm", "empty.toml")):
+    for arguments in (("import", "http://127.0.0.1:1", "empty.toml"), ("rm", "empty.toml")):
         assert "without stages" in cli("here", "layer", *arguments, status=2)
 
 
@@ -193,23 +227,24 @@ def test_a_disk_without_room_is_told(cli: Cli) -> None:
 
 def test_the_help_teaches(cli: Cli) -> None:
     told = cli("here", "layer", "--help")
-    for word in ("recipe.toml", "snapshot:NAME", "serve", "docs/layers.md"):
+    for word in ("recipe.toml", "snapshot:NAME", "https://node-1:7800", "docs/layers.md"):
         assert word in told
-    assert "exec:COMMAND" in cli("here", "layer", "import", "--help")
+    assert "https://HOST:PORT" in cli("here", "layer", "import", "--help")
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("who", ["import", "serve"])
-def test_one_that_waits_can_be_stopped(cli: Cli, who: str, signum: int) -> None:
+def test_one_that_waits_can_be_stopped(cli: Cli, signum: int) -> None:
     """Its peer says nothing."""
-    arguments = ["import", "exec:sleep 1000", "recipe.toml"] if who == "import" else ["serve"]
-    process = cli.start("here", "layer", *arguments)
-    while not catches(process, signal.SIGHUP):
-        time.sleep(0.02)
-    time.sleep(0.5)
-    process.send_signal(signum)
-    assert process.wait(100) == 130
-    process.communicate()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        source = "http://{}:{}".format(*silent.getsockname())
+        process = cli.start("here", "layer", "import", source, "recipe.toml")
+        connection, _ = silent.accept()
+        with connection:
+            assert connection.recv(100)
+            assert catches(process, signal.SIGHUP)
+            process.send_signal(signum)
+            assert process.wait(100) == 130
+            process.communicate()
 
 
 def catches(process: subprocess.Popen[str], signum: int) -> bool:

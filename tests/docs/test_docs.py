@@ -15,7 +15,7 @@ from dutyfree.cli.commands import app
 from dutyfree.study import plan as plans
 from dutyfree.substrates import toolkit
 from tests.processes import ran
-from tests.serving import serving
+from tests.serving import certificates, serving
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -158,6 +158,34 @@ def test_the_programs_with_layers_run(tmp_path, number, said):
     cache = {**os.environ, "DUTYFREE_CACHE": str(tmp_path)}
     done = ran([sys.executable, "-c", programs[number]], env=cache, check=True)
     assert done.stdout.startswith(said)
+
+
+@pytest.mark.native
+@pytest.mark.root("layers lie on the disk with root only")
+def test_the_commands_with_servers_of_layers_run(tmp_path, monkeypatch):
+    """What the page shows: a token, a server with TLS, and another node that fetches from it."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text("docs/layers.md"), re.DOTALL | re.MULTILINE)
+    page = [block for kind, block in blocks if not kind]
+    (create, serve), fetch = page[0].splitlines(), page[1]
+    root, chain, key = certificates(tmp_path)
+    (tmp_path / "recipe.toml").write_text(
+        '[[stages]]\nkind = "setup"\ncommands = ["sleep 0.3; date > stamp"]\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / "here"))
+    ran(["dutyfree", "layer", "build", "recipe.toml"], check=True)
+    ran(["sh", "-ec", create.replace(">", "--state state >").replace("/etc/dutyfree/", "")], check=True)
+    assert serve == "dutyfree serve --listen 0.0.0.0:7800 --certificate server.pem --key server.key"
+    with serving(tmp_path / "state", "--certificate", str(chain), "--key", str(key)) as url:
+        monkeypatch.setenv("SSL_CERT_FILE", str(root))
+        for node, command in enumerate(("layer import", "layer build")):
+            monkeypatch.setenv("DUTYFREE_CACHE", str(tmp_path / f"node-{node}"))
+            (line,) = [line for line in fetch.splitlines() if command in line]
+            program = f"{fetch.splitlines()[0]}\n{line}".replace("https://node-1:7800", url)
+            done = ran(["sh", "-ec", program.replace("/etc/dutyfree/", "")], check=True)
+            assert "1 layer" in done.stdout + done.stderr
 
 
 @pytest.mark.native

@@ -88,12 +88,11 @@ _COMMANDS = {
         dutyfree layer build recipe.toml
         dutyfree layer export recipe.toml --to recipe.tar
         dutyfree layer import recipe.tar
-        dutyfree layer import "exec:ssh node dutyfree layer serve" recipe.toml
 
-    Or let every machine ask the others before it builds:
+    Or let every machine ask the others before it builds; on each of them runs 'dutyfree serve':
 
-        dutyfree layer serve --bind 0.0.0.0:7400
-        dutyfree layer build recipe.toml --option 'peers=["tcp://node-1:7400"]'
+        dutyfree layer import https://node-1:7800 recipe.toml
+        dutyfree layer build recipe.toml --option 'peers=["https://node-1:7800"]'
     """,
 }
 for path, summary in _COMMANDS.items():

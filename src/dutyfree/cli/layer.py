@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -21,10 +20,7 @@ from dutyfree.cli.sandbox_options import SandboxOptions
 from dutyfree.cli.signals import run_async, run_blocking
 from dutyfree.contract import Recipe
 from dutyfree.contract.errors import UsageError
-from dutyfree.engine.exchange import messages, protocol, server
 from dutyfree.engine.layers.disk_bridge import MAX_CHAIN
-from dutyfree.engine.store.cancel import CancelToken
-from dutyfree.engine.store.store import Store
 from dutyfree.substrates.native import Native
 
 layer = App(name="layer")
@@ -40,7 +36,7 @@ def build(recipe: Path, /, *, option: tuple[str, ...] = ()) -> int:
     For example:
 
         dutyfree layer build recipe.toml
-        dutyfree layer build recipe.toml --option 'peers=["tcp://node-1:7400"]' --option longest_stage=600
+        dutyfree layer build recipe.toml --option 'peers=["https://node-1:7800"]' --option longest_stage=600
 
     Parameters
     ----------
@@ -178,8 +174,8 @@ def import_(
     ----------
     source
         An archive or a directory from 'dutyfree layer export' ("-" for standard input); the cache directory
-        of another machine; tcp://HOST:PORT, where 'dutyfree layer serve --bind' listens; or exec:COMMAND, a
-        command that runs 'dutyfree layer serve'.
+        of another machine; or https://HOST:PORT, where 'dutyfree serve' listens. The token for a server is in
+        DUTYFREE_PEER_TOKEN, in the file that DUTYFREE_PEER_TOKEN_FILE names, or from 'docker login'.
     what
         Recipe files, complete keys, or snapshot:NAME. Default for an export: everything in it.
     digest
@@ -201,38 +197,6 @@ def import_(
             f"{console.layers(done.layers)}, {console.size(done.size)}" if done.layers else "complete already"
         )
         console.show(f"{done.chain.name}: {copied}")
-    return 0
-
-
-@layer.command
-def serve(*, bind: str | None = None) -> int:
-    """Serve layers to other machines, over TCP or over standard input and output.
-
-    A native engine with the option peers asks here before it builds a layer, and 'dutyfree layer import'
-    copies layers once. They name this server as tcp://HOST:PORT. Without --bind they start it themselves, as
-    exec:COMMAND, and it ends when its standard input ends.
-
-    Except on the loopback, both ends need the same token, in DUTYFREE_PEER_TOKEN or in the file that
-    DUTYFREE_PEER_TOKEN_FILE names. The token is never sent. The data is authenticated, but not encrypted.
-
-    Parameters
-    ----------
-    bind
-        Listen at HOST:PORT until Ctrl-C. Port 0 chooses a free port.
-    """
-    if bind is not None:
-        token = messages.read_token()
-        listener = server.listen(bind, token)
-        host, port = listener.getsockname()[:2]
-        console.say(f"serving layers at tcp://{f'[{host}]' if ':' in host else host}:{port}")
-        run_blocking(server.LayerServer(Store(), listener, token, console.say).serve)
-        return 0
-
-    def answer(cancel: CancelToken) -> None:
-        pipe = messages.MessageStream(messages.CancellableReader(0, cancel), sys.stdout.buffer)
-        protocol.serve(protocol.StorePeer(Store(), cancel), pipe, cancel)
-
-    run_blocking(answer)
     return 0
 
 

@@ -143,21 +143,43 @@ def _tokens(state: Path | None) -> Tokens:
 
 
 @token.command
-def create(tenant: str, /, *, state: Path | None = None) -> int:
+def create(
+    tenant: str,
+    /,
+    *,
+    from_: Annotated[Path | None, Parameter(name="--from")] = None,
+    state: Path | None = None,
+) -> int:
     """Create a token for a tenant, and print it. It cannot be shown again.
 
-    The tokens of one tenant share its sandboxes. Tenants do not see each other's.
+    The tokens of one tenant share its sandboxes. Tenants do not see each other's. The tenant 'operator' sees
+    the layers and the metrics of all.
 
     Parameters
     ----------
     tenant
         A name: lower-case letters, digits and hyphens.
+    from_
+        A file with a token that another server has created, so that one token is valid on several machines.
     state
         The directory of the server, as for 'dutyfree serve'.
     """
     with _tokens(state) as tokens:
-        console.show(tokens.create(tenant))
+        if from_ is None:
+            console.show(tokens.create(tenant))
+        else:
+            tokens.create(tenant, _read(from_))
     return 0
+
+
+def _read(path: Path) -> str:
+    try:
+        secret = path.read_text(errors="replace").strip()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    if not secret:
+        raise UsageError(f"{path} is empty")
+    return secret
 
 
 @token.command

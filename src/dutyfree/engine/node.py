@@ -92,7 +92,7 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     patience: Annotated[float, msgspec.Meta(ge=0)] = 600.0
     """Seconds after which the pool refuses a request that it could not serve."""
     peers: tuple[str, ...] = ()
-    """Peers to ask for a layer before a stage is built, written as for `dutyfree layer import`."""
+    """Servers (https://HOST:PORT) and directories to ask for a layer before a stage is built."""
     peer_seconds: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 300.0
     """The most seconds that a fetch from a peer may take. After that, the stage is built."""
     longest_stage: Annotated[float, msgspec.Meta(gt=0)] = 3600.0

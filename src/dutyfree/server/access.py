@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import contextlib
 import ipaddress
 from urllib.parse import urlsplit
 
@@ -61,10 +64,13 @@ class Access:
 
 
 def _secret(connection: HTTPConnection) -> str:
-    """The token of a request, where our own clients, those of E2B, or browsers put it."""
+    """The token of a request, where our own clients, those of E2B or of registries, or browsers put it."""
     kind, _, secret = connection.headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return secret.strip()
+    if kind.lower() == "basic":  # a user's name, which can be any, and the token as the password
+        with contextlib.suppress(binascii.Error, UnicodeDecodeError):
+            return base64.b64decode(secret).decode().partition(":")[2]
     for protocol in connection.scope.get("subprotocols", ()):  # all that a browser can send with a WebSocket
         if protocol.startswith(SUBPROTOCOL):
             return str(protocol.removeprefix(SUBPROTOCOL))

@@ -33,6 +33,7 @@ from dutyfree.server.e2b.control import ControlRoutes
 from dutyfree.server.e2b.envd import EnvdRoutes
 from dutyfree.server.fusion import run_code
 from dutyfree.server.handlers import HANDLERS, DirectCall, info
+from dutyfree.server.layers import LayerRoutes
 from dutyfree.server.observed import Origin, command_of, request_id
 from dutyfree.server.ports import PortRoutes
 from dutyfree.server.requests import CreateRequest
@@ -61,6 +62,7 @@ class Routes:
         self._service = service
         self._access = access
         self.ports = PortRoutes(service, access)
+        self._layers = LayerRoutes(service.distribution, service.layer_access, access)
 
     def app(self) -> Starlette:
         return Starlette(
@@ -91,6 +93,8 @@ class Routes:
                 *EnvdRoutes(self._service).routes(),
                 *self.ports.routes(),
                 *SwerexRoutes(self._service, self._access).routes(),
+                Route("/v1/layers", self._guarded(Routes.layers), methods=["GET"]),
+                *self._layers.routes(),
             ]
         )
 
@@ -197,6 +201,9 @@ class Routes:
 
     async def events(self, request: Request, tenant: str) -> Response:
         return await event_stream.stream(self._service.events, self._access, tenant, request)
+
+    async def layers(self, request: Request, tenant: str) -> Response:
+        return await self._layers.chains(request, tenant)
 
     async def metrics(self, request: Request, _tenant: str) -> Response:
         await self._access.check_operator(request)

@@ -8,12 +8,21 @@ from typing import Any
 import msgspec
 
 import dutyfree
+from dutyfree.engine.exchange.distribution import NAMES_MAX, Offer
 from dutyfree.server.requests import CreateRequest
 from dutyfree.wire.calls import CALLS, SandboxInfo
 from dutyfree.wire.errors import WireError
 
 NODE_CALLS = ("keep_alive", "prepare", "prefetch", "facts", "missing", "forget")
 """The calls that are for the whole server. All others are for one sandbox."""
+
+_NAMES = {
+    "name": "name",
+    "in": "query",
+    "required": True,
+    "schema": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": NAMES_MAX},
+}
+"""The names of chains."""
 
 _SCHEMAS = "#/components/schemas/{name}"
 
@@ -42,7 +51,7 @@ def plain_calls() -> list[str]:
 def document() -> bytes:
     """The document as JSON."""
     calls = plain_calls()
-    kinds = [CreateRequest, SandboxInfo, SandboxPage, Failure]
+    kinds = [CreateRequest, SandboxInfo, SandboxPage, Failure, Offer]
     kinds += [kind for name in calls for kind in (CALLS[name].arguments, CALLS[name].result) if kind]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_SCHEMAS)
     known = dict(zip(map(repr, kinds), schemas, strict=True))
@@ -74,6 +83,10 @@ def document() -> bytes:
         one: {
             "get": operation("Show a sandbox", None, SandboxInfo),
             "delete": operation("End a sandbox", status="204"),
+        },
+        "/v1/layers": {
+            "get": operation("Which of these chains of layers there are", None, Offer),
+            "parameters": [_NAMES],
         },
     }
     for name in calls:

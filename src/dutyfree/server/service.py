@@ -15,14 +15,17 @@ import msgspec
 from dutyfree import paths
 from dutyfree.contract import Recipe
 from dutyfree.contract.errors import RecipeError
+from dutyfree.engine.exchange.distribution import Distribution
 from dutyfree.engine.layers.kept_state import KeptSnapshot
 from dutyfree.engine.layers.memory_layers import SNAPSHOT_SCHEME
+from dutyfree.engine.store.store import Store
 from dutyfree.server import named_snapshots, tenant_rules
 from dutyfree.server.admission import Admission
 from dutyfree.server.e2b.template_builds import Builds
 from dutyfree.server.e2b.template_store import TemplateStore
 from dutyfree.server.events import Events
 from dutyfree.server.files import TenantFiles
+from dutyfree.server.layer_access import LayerAccess
 from dutyfree.server.metrics import Metrics
 from dutyfree.server.observed import CallObserver
 from dutyfree.server.overload import Overload
@@ -34,6 +37,9 @@ from dutyfree.server.tokens import Tokens
 from dutyfree.substrates import registry
 from dutyfree.substrates.native import Native, NativeConfig
 from dutyfree.wire.recipes import WireRecipe, from_wire, to_wire
+
+DATABASE = "server.sqlite"
+"""The file of tokens, and of what each tenant may see."""
 
 
 class Service:
@@ -64,6 +70,8 @@ class Service:
         """Whether no further calls are taken, because another server is about to go on."""
         self._facts: dict[str, str] | None = None
         self._finding_facts = anyio.Lock()
+        self.distribution = Distribution(Store())
+        self.layer_access = LayerAccess(state / DATABASE, self.distribution.store)
         self._snapshots: dict[str, str] = {}
         """The tenant that owns each snapshot, by the image of its recipe."""
 
@@ -77,7 +85,7 @@ class Service:
         """
         state.mkdir(parents=True, exist_ok=True, mode=0o700)  # noqa: ASYNC240 (before it serves)
         with contextlib.ExitStack() as stack:
-            tokens = stack.enter_context(Tokens(state / "server.sqlite"))
+            tokens = stack.enter_context(Tokens(state / DATABASE))
             if tokens.exist():  # stages are commands of tenants, too
                 options = {"stage_network": tenant_rules.stage_network(), **options}
             _, config = registry.configure("native", options)
@@ -98,6 +106,7 @@ class Service:
                     async with service.overload.watching():
                         yield service
                 finally:
+                    service.distribution.close()
                     await service.templates.close()
                     await service.sandboxes.close()
 
@@ -132,7 +141,12 @@ class Service:
             tenant_rules.check_image(tenant, image, known_registries=known)
         if missing := await self.files.missing(tenant, wanted.digests):
             raise RecipeError(f"the server does not have the files {missing[0]}", remedy="send them first")
-        return from_wire(wanted, lambda digest: self.files.path(tenant, digest))
+        recipe = from_wire(wanted, lambda digest: self.files.path(tenant, digest))
+        if image is None or not image.startswith(SNAPSHOT_SCHEME):
+            node = self.native.node
+            prefixes = (await node.recipes.keys.of(recipe))[1:] if recipe.stages else ()
+            await self.layer_access.note(tenant, image or node.options.image, prefixes)
+        return recipe
 
     async def restore_snapshots(self) -> list[KeptSnapshot]:
         """Go on with the snapshots of a former server, if its launcher still has them."""

@@ -26,6 +26,8 @@ FRESH = 5.0
 PREFIX = "dutyfree_"
 """Begins each token, so that scanners of leaked secrets can find it."""
 
+_SECRET_BYTES = 32
+_SECRET = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS tokens (
@@ -76,12 +78,20 @@ class Tokens:
     ) -> None:
         self._database.close()
 
-    def create(self, tenant: str) -> str:
-        """A new token for a tenant; it cannot be shown again. Raises UsageError for a wrong name."""
+    def create(self, tenant: str, secret: str = "") -> str:
+        """A new token for a tenant, or the given one of another server; it cannot be shown again.
+
+        Raises UsageError for a wrong name, or for what is no token.
+        """
         _check_name(tenant)
-        secret = PREFIX + secrets.token_urlsafe(32)
+        secret = secret or PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
+        if not _SECRET.fullmatch(secret):
+            raise UsageError("this is not a token", remedy="create one with: dutyfree token create NAME")
         row = (_digest(secret), secrets.token_hex(4), tenant, time.time())
-        self._database.execute("INSERT INTO tokens VALUES (?, ?, ?, ?)", row)
+        try:
+            self._database.execute("INSERT INTO tokens VALUES (?, ?, ?, ?)", row)
+        except sqlite3.IntegrityError as error:
+            raise UsageError("this token exists already", remedy="see: dutyfree token ls") from error
         return secret
 
     def set_limits(self, tenant: str, limits: TenantLimits) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,15 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def nodes(tmp_path: Path, session: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
+def nodes(tmp_path: Path, session: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    """Two nodes; the first one is in use. This process has a token for their servers."""
+
     def use(node: Path) -> None:
         monkeypatch.setenv("DUTYFREE_CACHE", str(node))
 
-    found = Nodes(tmp_path, session, use)
-    use(found.here)
-    return found
+    with contextlib.ExitStack() as stack:
+        found = Nodes(tmp_path, session, use, stack)
+        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))  # not this machine's logins
+        monkeypatch.setenv("DUTYFREE_PEER_TOKEN", found.token)
+        use(found.here)
+        yield found

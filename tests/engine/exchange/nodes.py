@@ -1,80 +1,99 @@
-"""Two nodes on one machine: two caches, and servers for them."""
+"""Two nodes on one machine: two caches, servers for them, and proxies that disturb what the servers send."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shlex
+import re
+import select
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from dutyfree import layers
 from dutyfree.contract import Recipe, Stage
-from tests.processes import eventually
+from dutyfree.server.tokens import Tokens
 
 CLONE = Stage("repository", commands=("sleep 0.3; date +%N > stamp; head -c 3000000 /dev/urandom > one",))
 INSTALL = Stage("dependencies", commands=("sleep 0.3; cat stamp > copy; head -c 5000000 /dev/urandom > two",))
 RECIPE = Recipe(stages=(CLONE, INSTALL))
-TOKEN = "a-token-of-many-characters"
 
 
 class Nodes:
     """Two nodes: two caches, one of which is in use."""
 
-    def __init__(self, root: Path, session: Path, use: Callable[[Path], None]) -> None:
+    def __init__(
+        self, root: Path, session: Path, use: Callable[[Path], None], stack: contextlib.ExitStack
+    ) -> None:
         self.root = root
         self.session = session
         """A directory that all tests share."""
         self.here, self.there = root / "here", root / "there"
         self.use = use
+        self._stack = stack
+        with Tokens(root / "tokens.sqlite") as tokens:
+            self.token = tokens.create("operator")
+        """It is valid for all servers."""
 
     def carried(self, way: str, what: layers.What) -> str:
         """The source for the layers at ``here``, over one of several transports."""
         if way == "cache":
             return str(self.here)
-        if way == "command":
-            return f"exec:env DUTYFREE_CACHE={self.here} {sys.executable} -m dutyfree layer serve"
+        if way == "server":
+            return self.served()
         self.use(self.here)
         target = self.root / ("exported.tar" if way == "archive" else "exported/")
         layers.export([what], f"{target}/" if way == "directory" else target)
         return str(target)
 
+    def served(self, node: Path | None = None) -> str:
+        """The URL of a server of a node's layers, which runs until the end of the test."""
+        return self._stack.enter_context(self.listening(node or self.here)).source
+
+    def through(self, change: Change, node: Path | None = None) -> str:
+        """The URL of a proxy in front of such a server, until the end of the test."""
+        return self._stack.enter_context(proxied(self.served(node), change))
+
     def kept(self, node: Path) -> list[str]:
         return sorted(str(path.relative_to(node)) for path in node.glob("layers/kept/*/*"))
 
     @contextlib.contextmanager
-    def listening(self, node: Path, *, token: str = "", port: int = 0) -> Iterator[Server]:
-        """Run a server of a node's layers."""
-        environment = {**os.environ, "DUTYFREE_CACHE": str(node), "DUTYFREE_PEER_TOKEN": token}
+    def listening(self, node: Path, *arguments: str, port: int = 0) -> Iterator[Server]:
+        """Run a server of a node's layers. It is killed at the end, and leaves nothing."""
+        state = Path(tempfile.mkdtemp(dir=self.root))
+        with Tokens(state / "server.sqlite") as tokens:
+            tokens.create("operator", self.token)
+        command = ["serve", "--listen", f"127.0.0.1:{port}", "--state", str(state), *arguments]
         process = subprocess.Popen(
-            [sys.executable, "-m", "dutyfree", "layer", "serve", "--bind", f"127.0.0.1:{port}"],
-            stderr=subprocess.PIPE,
-            env=environment,
+            [sys.executable, "-m", "dutyfree", *command, "--until-eof"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "DUTYFREE_CACHE": str(node)},
             text=True,
         )
-        assert process.stderr is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
-            said = process.stderr.readline()
-            assert "tcp://" in said, said
-            yield Server(process, said.split()[-1])
+            found = re.search(r"serving sandboxes at (\S+);", process.stdout.readline())
+            assert found
+            yield Server(process, found[1])
         finally:
             process.kill()
             process.wait()
-            process.stderr.close()
+            process.stdin.close()
+            process.stdout.close()
 
 
 class Server:
     def __init__(self, process: subprocess.Popen[str], source: str) -> None:
         self.process = process
         self.source = source
-
-    @property
-    def address(self) -> tuple[str, int]:
-        host, _, port = self.source.removeprefix("tcp://").rpartition(":")
-        return host, int(port)
 
 
 @contextlib.contextmanager
@@ -86,29 +105,98 @@ def reserved() -> Iterator[int]:
         yield taken.getsockname()[1]
 
 
-def over(*search: str) -> bool:
-    """Wait until ``pgrep`` finds no process. False if it still does."""
-    return bool(eventually(lambda: subprocess.run(["pgrep", *search], capture_output=True).returncode))
+# --- Proxies -------------------------------------------------------------------------------------------
+
+Change = Callable[[bytes, int, socket.socket], bytes]
+"""What a proxy sends instead of some bytes of the server, given how many it has passed on in all, and the
+connection to the client. Nothing: it hangs up."""
 
 
-def pipe(node: Path, through: str) -> str:
-    """A peer whose answers pass through a Python program."""
-    serve = f"DUTYFREE_CACHE={node} {sys.executable} -m dutyfree layer serve"
-    return f"exec:sh -c {shlex.quote(f'{serve} | exec {sys.executable} -c {shlex.quote(through)}')}"
+@contextlib.contextmanager
+def listener(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """The URL of a server that answers each connection with a function, in a thread of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as open_ones:
+
+        def talk(connection: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                answer(connection)
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    open_ones.callback(connection.close)
+                    threading.Thread(target=talk, args=(connection,), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield "http://{}:{}".format(*server.getsockname())
+        server.shutdown(socket.SHUT_RDWR)
 
 
-THROUGH = "import os, time\nwhile data := os.read(0, 99999): os.write(1, data)"
-SLOWLY = f"{THROUGH}; time.sleep(0.02)"
+@contextlib.contextmanager
+def proxied(source: str, change: Change) -> Iterator[str]:
+    """A proxy in front of a server."""
+    parts = urlsplit(source)
+    passed = 0
+
+    def answer(client: socket.socket) -> None:
+        nonlocal passed
+        with socket.create_connection((parts.hostname or "", parts.port or 0)) as server:
+            threading.Thread(target=forward, args=(client, server), daemon=True).start()
+            try:
+                while (data := server.recv(65536)) and (data := change(data, passed, client)):
+                    client.sendall(data)
+                    passed += len(data)
+            finally:
+                client.shutdown(socket.SHUT_RDWR)
+
+    with listener(answer) as found:
+        yield found
 
 
-def held(count: int) -> str:
-    """A program that passes some bytes, then hangs until its reader is gone."""
-    return (
-        f"import os, select\nleft = {count}\nwhile left: left -= os.write(1, os.read(0, min(left, 99999)))\n"
-        "gone = select.poll(); gone.register(1, 0); gone.poll()"
-    )
+def forward(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_RDWR)
 
 
-def cut(count: int) -> str:
-    """A program that passes some bytes, then exits."""
-    return f"import os\nleft = {count}\nwhile left: left -= os.write(1, os.read(0, min(left, 99999)))"
+def unchanged(data: bytes, _passed: int, _client: socket.socket) -> bytes:
+    return data
+
+
+def slowly(data: bytes, _passed: int, _client: socket.socket) -> bytes:
+    time.sleep(0.02)
+    return data
+
+
+def cut(count: int) -> Change:
+    """Pass some bytes in all, then hang up at once, also on new connections."""
+    return lambda data, passed, _: data[: max(0, count - passed)]
+
+
+def held(count: int) -> Change:
+    """Pass some bytes in all, then hang until the client is gone."""
+
+    def change(data: bytes, passed: int, client: socket.socket) -> bytes:
+        if passed < count:
+            return data[: count - passed]
+        gone = select.poll()
+        gone.register(client, select.POLLRDHUP | select.POLLHUP)
+        gone.poll()
+        return b""
+
+    return change
+
+
+def flipped(at: int) -> Change:
+    """Change one byte."""
+
+    def change(data: bytes, passed: int, _client: socket.socket) -> bytes:
+        if passed <= at < passed + len(data):
+            there = at - passed
+            return data[:there] + bytes([data[there] ^ 1]) + data[there + 1 :]
+        return data
+
+    return change

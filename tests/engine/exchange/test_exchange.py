@@ -26,7 +26,7 @@ from dutyfree.engine.images import find
 from dutyfree.engine.store.store import Store
 from dutyfree.engine.store.sweep import PART_SECONDS
 from tests.engine import unprivileged
-from tests.engine.exchange.nodes import SLOWLY, THROUGH, Nodes, cut, pipe
+from tests.engine.exchange.nodes import Nodes, cut, slowly, unchanged
 from tests.engine.images.composing import Image, busybox, layout, member, tar
 from tests.engine.layers.test_snapshots import CHANGES, DESCRIBE
 from tests.opening import open_native
@@ -34,7 +34,7 @@ from tests.opening import open_native
 pytestmark = [pytest.mark.native, pytest.mark.root("layers hold files of many owners")]
 
 IMAGE = "carried:1"
-WAYS = ["archive", "directory", "cache", "command"]
+WAYS = ["archive", "directory", "cache", "server"]
 
 UPON_HOST = (
     CHANGES.replace("1G", "100M") + "dd if=/dev/urandom of=noise bs=1M count=3; date +%N > stamp",
@@ -103,7 +103,7 @@ async def test_an_image_and_what_stands_on_it_arrive(nodes: Nodes, way: str) -> 
     assert await said(recipe, SEE) == before
     assert b"gone" not in before
     # From there, copy it back to the first node, which has it already, and to a third one.
-    source = f"exec:env DUTYFREE_CACHE={nodes.there} {sys.executable} -m dutyfree layer serve"
+    source = await anyio.to_thread.run_sync(nodes.served, nodes.there)
     for node, missing in ((nodes.here, 0), (nodes.root / "third", 4)):
         nodes.use(node)
         (done,) = await brought(source, recipe)
@@ -216,13 +216,14 @@ async def test_what_was_cut_is_taken_up_again(nodes: Nodes) -> None:
     nodes.use(nodes.there)
     sizes = []
     for count in (1_000_000, 2_500_000, 3_000_000):
-        with pytest.raises(CreateError, match="cut after"):
-            await brought(pipe(nodes.here, cut(count)), recipe)
+        source = await anyio.to_thread.run_sync(nodes.through, cut(count))
+        with pytest.raises(CreateError, match="cannot be fetched"):
+            await brought(source, recipe)
         sizes.append(sum(path.stat().st_size for path in nodes.there.glob("layers/parts/*")))
     assert sizes[0] > 900_000
     assert sizes[2] > sizes[1] + 2_900_000
     assert len(nodes.kept(nodes.there)) == 1  # the first layer was complete after the second attempt
-    (done,) = await brought(pipe(nodes.here, THROUGH), recipe)
+    (done,) = await brought(await anyio.to_thread.run_sync(nodes.served), recipe)
     assert done.layers == 1
     assert done.size < 3_000_000  # of 5 MB
     assert await said(recipe, "cat one two | wc -c") == b"8000000\n"
@@ -257,7 +258,7 @@ async def test_a_killed_import_leaves_nothing_but_what_can_be_taken_up(nodes: No
 
     def kill() -> bool:
         """Whether the process was still running at that moment."""
-        with importing(nodes.there, pipe(nodes.here, SLOWLY), recipe) as process:
+        with importing(nodes.there, source, recipe) as process:
             while not come():
                 if process.poll() is not None:
                     shutil.rmtree(nodes.there)
@@ -266,6 +267,7 @@ async def test_a_killed_import_leaves_nothing_but_what_can_be_taken_up(nodes: No
             process.send_signal(signal.SIGKILL)
         return True
 
+    source = await anyio.to_thread.run_sync(nodes.through, slowly)
     for _ in range(20):
         if await anyio.to_thread.run_sync(kill):
             break
@@ -306,7 +308,7 @@ async def test_many_import_the_same_at_once(nodes: Nodes) -> None:
 
     def run() -> list[int]:
         with contextlib.ExitStack() as stack:
-            source = pipe(nodes.here, THROUGH)
+            source = nodes.through(unchanged)
             processes = [stack.enter_context(importing(nodes.there, source, recipe)) for _ in range(4)]
             return [process.wait(300) for process in processes]
 

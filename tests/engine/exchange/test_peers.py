@@ -8,13 +8,12 @@ import logging
 import os
 import queue
 import random
-import re
-import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -36,7 +35,21 @@ from dutyfree.engine.store.provenance import Provenance
 from dutyfree.engine.store.store import Store
 from tests.awaiting import enter, together
 from tests.engine.counts import arrives
-from tests.engine.exchange.nodes import CLONE, INSTALL, RECIPE, SLOWLY, Nodes, cut, held, over, pipe, reserved
+from tests.engine.exchange.nodes import (
+    CLONE,
+    INSTALL,
+    RECIPE,
+    Change,
+    Nodes,
+    Server,
+    cut,
+    flipped,
+    held,
+    listener,
+    proxied,
+    reserved,
+    slowly,
+)
 from tests.engine.exchange.test_exchange import IMAGE, said, with_image
 from tests.opening import open_native
 
@@ -92,58 +105,59 @@ async def seen(sandbox: Any, command: str = SEE) -> bytes:
     return bytes(found.stdout)
 
 
-@asynccontextmanager
-async def carried(nodes: Nodes, way: str, recipe: Recipe) -> AsyncIterator[str]:
+async def carried(nodes: Nodes, way: str, recipe: Recipe) -> str:
     """A peer with the layers of the other node. This node is in use."""
-    with contextlib.ExitStack() as stack:
-        if way == "socket":
-            server = nodes.listening(nodes.here)
-            yield (await anyio.to_thread.run_sync(stack.enter_context, server)).source
-        else:
-            source = await anyio.to_thread.run_sync(nodes.carried, way, recipe)
-            nodes.use(nodes.there)
-            yield source
+    source = await anyio.to_thread.run_sync(nodes.carried, way, recipe)
+    nodes.use(nodes.there)
+    return source
+
+
+async def served(nodes: Nodes, change: Change | None = None) -> str:
+    """The URL of a server of the other node, or of a proxy in front of it."""
+    if change is None:
+        return await anyio.to_thread.run_sync(nodes.served)
+    return await anyio.to_thread.run_sync(nodes.through, change)
 
 
 # --- What is there is taken ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["archive", "directory", "cache", "command", "socket"])
+@pytest.mark.parametrize("way", ["archive", "directory", "cache", "server"])
 @pytest.mark.parametrize("upon", ["host", "image"])
 async def test_what_a_peer_has_is_not_built(nodes: Nodes, way: str, upon: str) -> None:
     recipe = RECIPE if upon == "host" else Recipe(IMAGE, RECIPE.stages)
     before = await built(nodes, recipe)
     if upon == "image":
         await with_image(nodes)
-    async with carried(nodes, way, recipe) as source:
-        async with fetching(source, recipe=recipe) as (native, sandbox):
-            assert await seen(sandbox) == before
-            assert (sandbox.served.kind, sandbox.served.stage) == ("fetched", "dependencies")
-            # The costs are the durations of the builds, not of the fetch.
-            assert {kept.seconds for kept in await anyio.to_thread.run_sync(layers.ls)} == set(
-                native.stage_seconds.values()
-            )
-            assert all(native.stage_seconds[recipe.key(length)] >= 0.3 for length in (1, 2))
-            assert sandbox.served.cold_seconds >= 0.6
-            figures = native.peers[source]
-            assert (figures.asked, figures.chains, figures.layers, figures.failures) == (1, 1, 2, 0)
-            assert figures.size > 8_000_000
-            async with native.sandbox(recipe) as another:
-                assert another.served.kind == "layer"
-        async with fetching(source, recipe=recipe) as (native, sandbox):
-            assert await seen(sandbox) == before
-            assert sandbox.served.kind != "fetched"
-            assert native.peers[source].asked == 0
+    source = await carried(nodes, way, recipe)
+    async with fetching(source, recipe=recipe) as (native, sandbox):
+        assert await seen(sandbox) == before
+        assert (sandbox.served.kind, sandbox.served.stage) == ("fetched", "dependencies")
+        # The costs are the durations of the builds, not of the fetch.
+        assert {kept.seconds for kept in await anyio.to_thread.run_sync(layers.ls)} == set(
+            native.stage_seconds.values()
+        )
+        assert all(native.stage_seconds[recipe.key(length)] >= 0.3 for length in (1, 2))
+        assert sandbox.served.cold_seconds >= 0.6
+        figures = native.peers[source]
+        assert (figures.asked, figures.chains, figures.layers, figures.failures) == (1, 1, 2, 0)
+        assert figures.size > 8_000_000
+        async with native.sandbox(recipe) as another:
+            assert another.served.kind == "layer"
+    async with fetching(source, recipe=recipe) as (native, sandbox):
+        assert await seen(sandbox) == before
+        assert sandbox.served.kind != "fetched"
+        assert native.peers[source].asked == 0
     assert set(nodes.kept(nodes.there)) <= set(nodes.kept(nodes.here))
 
 
-@pytest.mark.parametrize("way", ["directory", "socket"])
+@pytest.mark.parametrize("way", ["directory", "server"])
 async def test_the_deepest_prefix_is_taken_and_the_rest_built(nodes: Nodes, way: str) -> None:
     """The peer has a shorter recipe with the same first stages."""
     before = await built(nodes)
     longer = Recipe(stages=(CLONE, INSTALL, SETUP, Stage("setup", commands=("sleep 0.1; cat third",))))
-    peer = carried(nodes, way, RECIPE)
-    async with peer as source, fetching(source, recipe=longer) as (native, sandbox):
+    source = await carried(nodes, way, RECIPE)
+    async with fetching(source, recipe=longer) as (native, sandbox):
         assert await seen(sandbox) == before
         assert await seen(sandbox, "cat third") == before.splitlines()[0] + b"\n"
         assert (sandbox.served.kind, sandbox.served.stage) == ("fetched", "dependencies")
@@ -170,7 +184,7 @@ async def test_of_several_the_one_with_most_is_taken(nodes: Nodes) -> None:
     nodes.use(third)
     await enter(fetching(str(nodes.here), recipe=Recipe(stages=(CLONE,))))
     nodes.use(nodes.there)
-    gone = "tcp://127.0.0.1:1"
+    gone = "http://127.0.0.1:1"
     async with fetching(gone, str(third), str(nodes.here)) as (native, sandbox):
         assert await seen(sandbox) == before
         assert sandbox.served.kind == "fetched"
@@ -283,14 +297,15 @@ async def test_an_import_and_a_fetch_of_the_same_do_not_wait_for_each_other_for_
     before = await built(nodes)
     imported: list[Any] = []
 
+    source = await served(nodes, slowly)
+
     async def bring() -> None:
-        slowly = pipe(nodes.here, SLOWLY)
-        imported.extend(await anyio.to_thread.run_sync(lambda: layers.bring(slowly, [RECIPE])))
+        imported.extend(await anyio.to_thread.run_sync(lambda: layers.bring(source, [RECIPE])))
 
     async with anyio.create_task_group() as group:
         group.start_soon(bring)
         await anyio.sleep(1)
-        async with fetching(pipe(nodes.here, SLOWLY)) as (_, sandbox):
+        async with fetching(source) as (_, sandbox):
             assert await seen(sandbox) == before
     assert imported
 
@@ -356,29 +371,6 @@ async def test_what_another_process_builds_is_waited_for(nodes: Nodes) -> None:
 # --- Peers that are of no use --------------------------------------------------------------------------
 
 
-def listener(answer: Callable[[socket.socket], None]) -> Any:
-    """A hostile peer."""
-
-    @contextlib.contextmanager
-    def run() -> Iterator[str]:
-        with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as open_ones:
-
-            def accept() -> None:
-                with contextlib.suppress(OSError):
-                    while True:
-                        connection, _ = server.accept()
-                        open_ones.callback(connection.close)
-                        with contextlib.suppress(OSError):
-                            answer(connection)
-
-            thread = threading.Thread(target=accept, daemon=True)
-            thread.start()
-            yield "tcp://{}:{}".format(*server.getsockname())
-            server.shutdown(socket.SHUT_RDWR)
-
-    return run()
-
-
 def silent(_: socket.socket) -> None:
     pass
 
@@ -388,9 +380,29 @@ def babbling(connection: socket.socket) -> None:
 
 
 def endless(connection: socket.socket) -> None:
-    connection.sendall(b'{"dutyfree":1}\n{"chains":[')
+    connection.sendall(b'HTTP/1.1 200 OK\r\n\r\n{"chains":[')
     while True:
         connection.sendall(b"[" * 65536)
+
+
+def endless_headers(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\n")
+    while True:
+        connection.sendall(b"X: y\r\n" * 10_000)
+
+
+def around(connection: socket.socket) -> None:
+    """Redirect to itself."""
+    connection.recv(65536)
+    where = "{}:{}".format(*connection.getsockname()).encode()
+    connection.sendall(b"HTTP/1.1 307 go\r\nContent-Length: 0\r\nLocation: http://" + where + b"/x\r\n\r\n")
+    connection.close()
+
+
+def nested(connection: socket.socket) -> None:
+    body = b'{"chains":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    connection.recv(65536)
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
 
 
 def hung_up(connection: socket.socket) -> None:
@@ -399,7 +411,7 @@ def hung_up(connection: socket.socket) -> None:
 
 async def test_a_peer_that_is_gone_is_told_of_once(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
     timing = msgspec.structs.replace(TIMING, backoff=TIMING.backoff_max)  # longer than all of this takes
-    gone = ["tcp://127.0.0.1:1", "exec:/no/such", "exec:false", str(nodes.root / "absent")]
+    gone = ["http://127.0.0.1:1", "https://no-such-host.invalid", str(nodes.root / "absent")]
     nodes.use(nodes.there)
     with caplog.at_level(logging.WARNING):
         async with opened(*gone, timing=timing) as native:
@@ -413,7 +425,11 @@ async def test_a_peer_that_is_gone_is_told_of_once(nodes: Nodes, caplog: pytest.
         assert sum(source in record.getMessage() for record in caplog.records) == 1
 
 
-@pytest.mark.parametrize("answer", [silent, babbling, endless, hung_up], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "answer",
+    [silent, babbling, endless, endless_headers, around, nested, hung_up],
+    ids=lambda one: one.__name__,
+)
 async def test_one_that_makes_no_sense_costs_its_time_alone(nodes: Nodes, answer: Any) -> None:
     before = await built(nodes)
     with listener(answer) as source:
@@ -427,38 +443,44 @@ async def test_one_that_makes_no_sense_costs_its_time_alone(nodes: Nodes, answer
             assert await seen(sandbox) == before
 
 
-FLIPPED = """import os, time
-seen = 0
-while data := bytearray(os.read(0, 99999)):
-    if seen < 4000000 <= seen + len(data): data[4000000 - seen] ^= 1
-    seen += len(data)
-    os.write(1, data)"""
-HANGING = """import os, time
-seen = 0
-while data := os.read(0, 99999):
-    seen += os.write(1, data)
-    if seen > 4000000: time.sleep(1000)"""
-
-
 @pytest.mark.parametrize(
-    ("through", "why"),
-    [(cut(4_000_000), "cut after"), (FLIPPED, "does not match its digest"), (HANGING, "did not answer")],
+    ("change", "why"),
+    [
+        (cut(4_000_000), "closed before the end"),
+        (flipped(4_000_000), "does not match its digest"),
+        (held(4_000_000), "did not answer"),
+    ],
     ids=["cut", "flipped", "hanging"],
 )
-async def test_one_that_breaks_midway_leaves_what_was_whole(nodes: Nodes, through: str, why: str) -> None:
+async def test_one_that_breaks_midway_leaves_what_was_whole(nodes: Nodes, change: Change, why: str) -> None:
     """The first layer is complete; the second is built on it."""
     before = await built(nodes)
-    source = pipe(nodes.here, through)
-    timing = msgspec.structs.replace(TIMING, answer=10.0) if through == HANGING else TIMING
+    source = await served(nodes, change)
+    timing = msgspec.structs.replace(TIMING, answer=10.0) if why == "did not answer" else TIMING
     async with fetching(source, peer_seconds=300, timing=timing) as (native, sandbox):
         assert (sandbox.served.kind, sandbox.served.stage) == ("fetched", "repository")
         now = await seen(sandbox)
         assert now.split()[:2] == before.split()[:2]
         assert now.split()[-2:] != before.split()[-2:]
-        assert re.search(why, native.peers[source].failure), native.peers
+        assert why in native.peers[source].failure, native.peers
     nodes.use(nodes.there)
     assert len(await anyio.to_thread.run_sync(layers.ls)) == 2
-    assert await anyio.to_thread.run_sync(over, "-f", re.escape(str(nodes.here)))
+
+
+def dripping(data: bytes, passed: int, _client: socket.socket) -> bytes:
+    if passed > 4_000_000:
+        time.sleep(0.5)
+        return data[:1000]
+    return data
+
+
+async def test_one_that_drips_is_left_after_the_time_for_a_fetch(nodes: Nodes) -> None:
+    """Each piece comes in time."""
+    await built(nodes)
+    source = await served(nodes, dripping)
+    async with fetching(source, peer_seconds=5) as (native, sandbox):
+        assert (sandbox.served.kind, sandbox.served.stage) == ("fetched", "repository")
+        assert "took longer than 5 s" in native.peers[source].failure
 
 
 async def test_a_directory_that_hangs_is_left_behind(nodes: Nodes) -> None:
@@ -483,22 +505,23 @@ async def test_a_directory_that_hangs_is_left_behind(nodes: Nodes) -> None:
 
 async def test_one_that_is_killed_midway(nodes: Nodes) -> None:
     before = await built(nodes)
-    tells = f"import os; open({str(nodes.root / 'pid')!r}, 'w').write(str(os.getpid()))"
-    midway = pipe(nodes.here, f"{tells}\n{held(4_000_000)}")
 
-    def kill() -> None:
+    def kill(server: Server) -> None:
         wait = threading.Event()
         while not arrives(nodes.there / "layers"):
             wait.wait(0.001)
-        os.kill(int((nodes.root / "pid").read_text()), signal.SIGKILL)
+        server.process.kill()
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(anyio.to_thread.run_sync, kill)
-        async with fetching(midway) as (native, sandbox):
-            assert native.peers[midway].failures == 1
-            assert (await seen(sandbox, "cat stamp copy")).split()[0] == (
-                await seen(sandbox, "cat copy")
-            ).strip()
+    with contextlib.ExitStack() as stack:
+        server = await anyio.to_thread.run_sync(stack.enter_context, nodes.listening(nodes.here))
+        midway = stack.enter_context(proxied(server.source, slowly))
+        async with anyio.create_task_group() as group:
+            group.start_soon(anyio.to_thread.run_sync, kill, server)
+            async with fetching(midway) as (native, sandbox):
+                assert native.peers[midway].failures == 1
+                assert (await seen(sandbox, "cat stamp copy")).split()[0] == (
+                    await seen(sandbox, "cat copy")
+                ).strip()
     # A third node can still fetch all of it from the store.
     nodes.use(nodes.root / "third")
     async with fetching(str(nodes.here)) as (_, sandbox):
@@ -508,7 +531,7 @@ async def test_one_that_is_killed_midway(nodes: Nodes) -> None:
 async def test_a_server_that_is_killed_is_asked_again_when_it_is_back(nodes: Nodes) -> None:
     before = await built(nodes)
     with reserved() as port:
-        source = f"tcp://127.0.0.1:{port}"
+        source = f"http://127.0.0.1:{port}"
         at_once = msgspec.structs.replace(TIMING, backoff=0.0)
         async with opened(source, timing=at_once) as native, contextlib.AsyncExitStack() as stack:
             await native.prepare(Recipe(stages=(Stage("setup", commands=("true",)),)))
@@ -569,15 +592,16 @@ async def test_peers_that_die_all_the_time_lose_no_request(nodes: Nodes) -> None
 async def test_a_killed_node_leaves_nothing_but_what_can_be_taken_up(nodes: Nodes) -> None:
     before = await built(nodes)
 
+    midway = await served(nodes, held(4_000_000))
+
     def kill() -> None:
-        process = asking(nodes.there, pipe(nodes.here, held(4_000_000)))
+        process = asking(nodes.there, midway)
         wait = threading.Event()
         while not arrives(nodes.there / "layers"):
             assert process.poll() is None
             wait.wait(0.001)
         process.kill()
         process.communicate()
-        assert over("-f", re.escape(str(nodes.here)))  # the peer's process exits
 
     await anyio.to_thread.run_sync(kill)
     nodes.use(nodes.there)
@@ -592,12 +616,19 @@ async def test_a_killed_node_leaves_nothing_but_what_can_be_taken_up(nodes: Node
 
 async def test_nobody_waits_for_a_fetch_that_is_no_longer_wanted(nodes: Nodes) -> None:
     await built(nodes)
-    sleep = f"sleep {1_000_000 + os.getpid()}"  # unique on this machine
-    async with opened(f"exec:{sleep}") as native:
-        with anyio.move_on_after(0.5):
-            await native.prepare(RECIPE)
-        assert native.peers[f"exec:{sleep}"].failures == 0
-    assert await anyio.to_thread.run_sync(over, "-fx", sleep)
+    gone = threading.Event()
+
+    def say_nothing(connection: socket.socket) -> None:
+        while connection.recv(65536):
+            pass
+        gone.set()
+
+    with listener(say_nothing) as source:
+        async with opened(source) as native:
+            with anyio.move_on_after(0.5):
+                await native.prepare(RECIPE)
+            assert native.peers[source].failures == 0
+        assert await anyio.to_thread.run_sync(gone.wait, 60)  # the connection is not left open
 
 
 # --- Deciding ------------------------------------------------------------------------------------------
@@ -659,25 +690,25 @@ def test_what_lies_in_memory_alone_is_gone_on_from_too(tmp_path: Path, build_id:
 async def test_it_stops_when_it_is_halted(tmp_path: Path) -> None:
     cancel = CancelToken()
     threading.Timer(0.3, cancel.set).start()
-    peers = PeerSet(["exec:sleep 1000"], 300)
-    with pytest.raises(Cancelled):
-        await anyio.to_thread.run_sync(
-            lambda: peers.fetch(Store(tmp_path), MissingLayers("sha256:1", (), KEYS), cancel)
-        )
+    with listener(silent) as source:
+        fetch = partial(PeerSet([source], 300).fetch, Store(tmp_path), MissingLayers("sha256:1", (), KEYS))
+        with pytest.raises(Cancelled):
+            await anyio.to_thread.run_sync(fetch, cancel)
 
 
 @pytest.mark.parametrize(
     "option",
     [
-        {"peers": ["http://node"]},
-        {"peers": ["tcp://node"]},
-        {"peers": ["tcp://:7400"]},
-        {"peers": ["tcp://user@node:7400"]},
-        {"peers": ["exec:"]},
-        {"peers": ["exec:'"]},
+        {"peers": ["http://"]},
+        {"peers": ["http://:7800"]},
+        {"peers": ["http://node:port"]},
+        {"peers": ["https://user:secret@node:7800"]},
+        {"peers": ["https://node:7800/path"]},
+        {"peers": ["tcp://node:7400"]},
+        {"peers": ["exec:ssh node"]},
         {"peers": ["-"]},
         {"peers": [""]},
-        {"peers": "tcp://node:7400"},
+        {"peers": "https://node:7800"},
         {"peers": [], "peer_seconds": 0},
     ],
     ids=str,

@@ -91,6 +91,11 @@ class LayerChain(
         return self.name.removeprefix(SNAPSHOT) if is_snapshot else ""
 
 
+def is_key(text: str) -> bool:
+    """Whether this is the key of a layer, whether it exists or not."""
+    return bool(_LOWER_KEY.fullmatch(text))
+
+
 def find(store: Store, wanted: Iterable[str]) -> list[LayerChain]:
     """The wanted chains that the store has completely, without their blobs."""
     tops: dict[str, str] = {}

@@ -1,7 +1,7 @@
 """A peer with a deadline for each answer.
 
-Each peer has a thread of its own, which is abandoned if it hangs. A command or a connection could be closed;
-but reading a directory of a dead file server cannot be interrupted.
+Each peer has a thread of its own, which is abandoned if it hangs. A connection could be closed; but neither
+looking up a host's name nor reading a directory of a dead file server can be interrupted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from dutyfree.contract.errors import CreateError
 from dutyfree.engine.exchange import sources
 from dutyfree.engine.exchange.chains import Blob, LayerChain
-from dutyfree.engine.exchange.protocol import BlobRequest, Peer
+from dutyfree.engine.exchange.protocol import Peer
 from dutyfree.engine.images.streams import Readable
 from dutyfree.engine.store.cancel import POLL_SECONDS, CancelToken
 from dutyfree.engine.store.store import Store
@@ -59,9 +59,9 @@ class DeadlinePeer:
         return self._wait(self._call(lambda peer: peer.pack(keys)))
 
     @contextlib.contextmanager
-    def send(self, blobs: Sequence[BlobRequest]) -> Iterator[Readable]:
+    def open_blob(self, digest: str, position: int) -> Iterator[Readable]:
         stack = contextlib.ExitStack()  # used by the thread
-        answer = self._call(lambda peer: stack.enter_context(peer.send(blobs)))
+        answer = self._call(lambda peer: stack.enter_context(peer.open_blob(digest, position)))
         stream = self._wait(answer, self._deadline())
         try:
             yield _PieceReader(self, stream)

@@ -13,6 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -21,11 +22,11 @@ import msgspec
 from dutyfree.contract.errors import CreateError, UsageError
 from dutyfree.engine.exchange import chains
 from dutyfree.engine.exchange.chains import Blob, ChainLayer, LayerChain
-from dutyfree.engine.exchange.protocol import BlobRequest, Peer
+from dutyfree.engine.exchange.protocol import Peer
 from dutyfree.engine.images import rootfs, streams
 from dutyfree.engine.images.archives import FileSlice
 from dutyfree.engine.images.install import LayerProgress, Progress, disk_error
-from dutyfree.engine.images.streams import CHUNK, Readable, write_all
+from dutyfree.engine.images.streams import CHUNK, write_all
 from dutyfree.engine.images.unpack import UNPACKED_MAX, unpack
 from dutyfree.engine.store import provenance, squash
 from dutyfree.engine.store.cancel import CancelToken
@@ -221,13 +222,12 @@ class Fetcher:
             stack.callback(self._remove_empty, parts)
             # Another process may have fetched them while we waited for the locks.
             missing = [layer for layer in missing if not self._lease(layer.key, leases)]
-            wanted = [one for blob in _unique(missing) if (one := _request(blob, parts[blob.digest]))]
-            stream = stack.enter_context(self._peer.send(wanted)) if wanted else None
+            size = 0
             received: set[str] = set()
             for number, layer in enumerate(missing):
                 for blob in layer.blobs:
                     if blob.digest not in received:
-                        self._receive(layer, blob, parts[blob.digest], stream)
+                        size += self._receive(layer, blob, parts[blob.digest])
                         received.add(blob.digest)
                 make = partial(self._unpack, layer, mounted)
                 try:
@@ -243,7 +243,7 @@ class Fetcher:
                 later = {blob.digest for blob in _unique(missing[number + 1 :])}
                 self._remove_parts({blob.digest for blob in layer.blobs} - later)
             self._remove_parts(blobs.keys() - received)  # of layers that another process added
-        return sum(blobs[one.digest].size - one.position for one in wanted)
+        return size
 
     def _part(self, digest: str) -> Path:
         """The file of a partial download. Eager fetchers have files of their own, to not wait for others."""
@@ -273,25 +273,29 @@ class Fetcher:
                 remedy="run `dutyfree gc --spare 0`, or set DUTYFREE_CACHE to a directory on a larger disk",
             )
 
-    def _receive(self, layer: ChainLayer, blob: Blob, part: int, stream: Readable | None) -> None:
-        """Download the rest of a blob, and verify all of it."""
+    def _receive(self, layer: ChainLayer, blob: Blob, part: int) -> int:
+        """Download the rest of a blob, and verify all of it. Returns the bytes that were transferred."""
+        if os.fstat(part).st_size > blob.size:
+            os.ftruncate(part, 0)
         digest, at = hashlib.sha256(), 0
         while piece := os.pread(part, CHUNK, at):
             digest.update(piece)
             at += len(piece)
         os.lseek(part, at, os.SEEK_SET)
-        while at < blob.size:
-            self._cancel.check()
-            piece = stream.read(min(CHUNK, blob.size - at)) if stream else b""
-            if not piece:
-                raise CreateError(
-                    f"the transfer was cut after {at} of {blob.size} bytes of {blob.digest}",
-                    remedy="try again: it continues from what has arrived",
-                )
-            write_all(part, piece)
-            digest.update(piece)
-            at += len(piece)
-            self._progress(LayerProgress(layer.key, "downloading", at, blob.size))
+        begin = at
+        with self._peer.open_blob(blob.digest, at) if at < blob.size else nullcontext() as stream:
+            while at < blob.size:
+                self._cancel.check()
+                piece = stream.read(min(CHUNK, blob.size - at)) if stream else b""
+                if not piece:
+                    raise CreateError(
+                        f"the transfer was cut after {at} of {blob.size} bytes of {blob.digest}",
+                        remedy="try again: it continues from what has arrived",
+                    )
+                write_all(part, piece)
+                digest.update(piece)
+                at += len(piece)
+                self._progress(LayerProgress(layer.key, "downloading", at, blob.size))
         found = f"sha256:{digest.hexdigest()}"
         if found != blob.digest:
             os.ftruncate(part, 0)
@@ -299,6 +303,7 @@ class Fetcher:
                 f"a blob does not match its digest: expected {blob.digest}, got {found}",
                 remedy="try again; if it fails again, the source or a proxy is broken or hostile",
             )
+        return at - begin
 
     def _unpack(self, layer: ChainLayer, mounted: tuple[str, ...], tree: Path) -> tuple[int, int, int]:
         size = files = left_out = 0
@@ -347,11 +352,3 @@ def _check_image_here(chain: LayerChain) -> None:
 
 def _unique(layers: Sequence[ChainLayer]) -> Iterator[Blob]:
     yield from {blob.digest: blob for layer in layers for blob in layer.blobs}.values()
-
-
-def _request(blob: Blob, part: int) -> BlobRequest | None:
-    at = os.fstat(part).st_size
-    if at > blob.size:
-        os.ftruncate(part, 0)
-        at = 0
-    return BlobRequest(blob.digest, at) if at < blob.size else None

@@ -14,7 +14,6 @@ import secrets
 import shutil
 import tarfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -23,9 +22,8 @@ import msgspec
 from dutyfree.contract.errors import CreateError
 from dutyfree.engine.exchange import chains, packer
 from dutyfree.engine.exchange.chains import FORMAT_VERSION, RECIPE, Blob, LayerChain
-from dutyfree.engine.exchange.protocol import BlobRequest, join_blobs
 from dutyfree.engine.images import manifest
-from dutyfree.engine.images.archives import REF_NAME, FileSlice, ImageFiles, blob_name
+from dutyfree.engine.images.archives import REF_NAME, ImageFiles, blob_name
 from dutyfree.engine.images.manifest import DOCUMENT_MAX, digest_of
 from dutyfree.engine.images.streams import Readable
 from dutyfree.engine.store.cancel import CancelToken
@@ -69,13 +67,13 @@ class LayoutPeer:
     def pack(self, keys: Sequence[str]) -> dict[str, tuple[Blob, ...]]:
         return {key: self._blobs[key] for key in keys if key in self._blobs}
 
-    def send(self, blobs: Sequence[BlobRequest]) -> AbstractContextManager[Readable]:
-        return join_blobs(blobs, self._open)
-
-    def _open(self, digest: str) -> FileSlice:
+    @contextlib.contextmanager
+    def open_blob(self, digest: str, position: int) -> Iterator[Readable]:
         if self._files.size(blob_name(digest)) is None:
             raise CreateError(f"{self._what} is incomplete: {digest} is missing")
-        return self._files.open(blob_name(digest))
+        with contextlib.closing(self._files.open(blob_name(digest))) as blob:
+            blob.skip(position)
+            yield blob
 
     def _read(self) -> Iterator[tuple[str, LayerChain]]:
         listed = self._decode("index.json")
@@ -152,7 +150,7 @@ def pack_chains(
 
 
 def chain_documents(chain: LayerChain) -> tuple[LayoutDocument, LayoutDocument]:
-    """The configuration and the manifest of a chain."""
+    """The configuration and the manifest of a chain, or of an image alone."""
     blobs = [blob for layer in chain.layers for blob in layer.blobs]
     is_image = bool(chain.lower)
     here = manifest.this_platform()
@@ -161,7 +159,7 @@ def chain_documents(chain: LayerChain) -> tuple[LayoutDocument, LayoutDocument]:
         "os": here.os,
         "config": _settings(chain),
         "rootfs": {"type": "layers", "diff_ids": [blob.diff_id for blob in blobs]},
-        _OURS: chain,
+        **({_OURS: chain} if chain.upper else {}),
     }
     about = LayoutDocument(msgspec.json.encode(config), manifest.CONFIGS[0] if is_image else ARTIFACT)
     found = {
@@ -175,7 +173,7 @@ def chain_documents(chain: LayerChain) -> tuple[LayoutDocument, LayoutDocument]:
 
 
 def _settings(chain: LayerChain) -> dict[str, Any]:
-    top = chain.upper[-1].provenance
+    top = chain.upper[-1].provenance if chain.upper else None
     found = ImageSettings()
     if top and top.settings:
         found = top.settings

@@ -6,7 +6,9 @@ import contextlib
 import hashlib
 import os
 import shutil
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -31,8 +33,10 @@ _PACKED = "packed"
 _LIST = "blobs"
 
 
-def pack_layer(store: Store, key: str, cancel: CancelToken) -> tuple[Blob, ...]:
-    """The blobs of a layer. Packs it if that was not done recently.
+def pack_layer(
+    store: Store, key: str, cancel: CancelToken, limit: AbstractContextManager[Any] | None = None
+) -> tuple[Blob, ...]:
+    """The blobs of a layer. Packs it if that was not done recently; holds ``limit`` meanwhile.
 
     Raises CreateError, Cancelled, and OSError of the disk.
     """
@@ -42,7 +46,7 @@ def pack_layer(store: Store, key: str, cancel: CancelToken) -> tuple[Blob, ...]:
     with lease:
         blobs = _read_packed(lease)
         if blobs is None:
-            with store.build_lock(f"{_PACKED} {key}", cancel):
+            with limit or contextlib.nullcontext(), store.build_lock(f"{_PACKED} {key}", cancel):
                 blobs = _read_packed(lease) or _pack(store, lease, cancel)
         return blobs
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urljoin, urlsplit
+
+from dutyfree.engine.store.cancel import CancelToken
 
 if TYPE_CHECKING:
     import ssl
@@ -21,6 +25,8 @@ READ_SECONDS = 60.0
 """Timeout of one read."""
 REDIRECTS_MAX = 10
 PIECE = 256 << 10
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
+"""Idle time, interval and number of the probes with which the kernel notices that a machine is gone."""
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 
@@ -76,11 +82,20 @@ class HttpResponse:
 
 
 class HttpClient:
-    """Reuses connections until ``close``. Calls ``check_url`` before each request; it may raise."""
+    """Reuses connections until ``close``. Calls ``check_url`` before each request; it may raise.
 
-    def __init__(self, headers: Mapping[str, str], check_url: Callable[[str], None]) -> None:
+    When ``cancel`` is set, connections in use are shut down, so that no thread waits for a silent server.
+    """
+
+    def __init__(
+        self,
+        headers: Mapping[str, str],
+        check_url: Callable[[str], None],
+        cancel: CancelToken | None = None,
+    ) -> None:
         self._headers = dict(headers)
         self._check_url = check_url
+        self._cancel = cancel or CancelToken()
         self._idle: dict[_Endpoint, list[http.client.HTTPConnection]] = {}
         self._lock = threading.Lock()
         self._tls_context: ssl.SSLContext | None = None
@@ -94,7 +109,11 @@ class HttpClient:
 
     @contextlib.contextmanager
     def request(
-        self, url: str, headers: Mapping[str, str], form: bytes | None = None
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        form: bytes | None = None,
+        read_seconds: float = READ_SECONDS,
     ) -> Iterator[HttpResponse]:
         """GET a URL, or POST a form to it; follow redirects. Raises ConnectionLost, BadResponse."""
         own = {**self._headers, **headers}
@@ -103,14 +122,11 @@ class HttpClient:
         for _ in range(REDIRECTS_MAX):
             self._check_url(url)
             endpoint = _endpoint(url)
-            connection, response = self._send(endpoint, url, own, form)
-            try:
+            with self._connection(endpoint, url, own, form, read_seconds) as response:
                 if response.status not in _REDIRECTS:
                     yield response
                     return
                 target = response.headers.get("location")
-            finally:
-                self._release(endpoint, connection, response)
             if target is None or form is not None:
                 raise BadResponse("it redirects without a location, or redirects a POST")
             url = urljoin(url, target)
@@ -120,9 +136,11 @@ class HttpClient:
 
     # --- Connections --------------------------------------------------------------------------------
 
-    def _send(
-        self, endpoint: _Endpoint, url: str, headers: dict[str, str], form: bytes | None
-    ) -> tuple[http.client.HTTPConnection, HttpResponse]:
+    @contextlib.contextmanager
+    def _connection(
+        self, endpoint: _Endpoint, url: str, headers: dict[str, str], form: bytes | None, seconds: float
+    ) -> Iterator[HttpResponse]:
+        """Send a request, and give the connection back after the response was read."""
         proxy = _proxy(endpoint)
         parts = urlsplit(url)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -135,16 +153,24 @@ class HttpClient:
             used = connection is not None
             if connection is None:
                 connection = self._connect(endpoint, proxy)
-            try:
-                connection.request("GET" if form is None else "POST", target, form, headers)
-                return connection, HttpResponse(url, connection.getresponse())
-            except http.client.InvalidURL as error:
-                connection.close()
-                raise BadResponse(str(error)) from error
-            except (OSError, http.client.HTTPException) as error:
-                connection.close()
-                if not used:  # else the server may have closed an idle connection: try a new one
-                    raise ConnectionLost(_reason(error)) from error
+            with self._cancel.on_set(partial(_shut_down, connection)):
+                try:
+                    connection.sock.settimeout(seconds)
+                    connection.request("GET" if form is None else "POST", target, form, headers)
+                    response = HttpResponse(url, connection.getresponse())
+                except http.client.InvalidURL as error:
+                    connection.close()
+                    raise BadResponse(str(error)) from error
+                except (OSError, http.client.HTTPException) as error:
+                    connection.close()
+                    if not used:  # else the server may have closed an idle connection: try a new one
+                        raise ConnectionLost(_reason(error)) from error
+                    continue
+                try:
+                    yield response
+                finally:
+                    self._release(endpoint, connection, response)
+                return
 
     def _connect(self, endpoint: _Endpoint, proxy: str) -> http.client.HTTPConnection:
         where = urlsplit(proxy)
@@ -163,7 +189,9 @@ class HttpClient:
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise ConnectionLost(_reason(error), reached=False) from error
-        connection.sock.settimeout(READ_SECONDS)
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE:
+            connection.sock.setsockopt(socket.IPPROTO_TCP, option, value)
         return connection
 
     def _tls(self) -> ssl.SSLContext:
@@ -184,6 +212,13 @@ class HttpClient:
             return
         with self._lock:
             self._idle.setdefault(endpoint, []).append(connection)
+
+
+def _shut_down(connection: http.client.HTTPConnection) -> None:
+    """Wake the thread that waits for this connection. The thread closes it."""
+    with contextlib.suppress(OSError, AttributeError):  # it is closed already
+        # Not the method of a TLS socket, which would take the connection from the thread that uses it.
+        socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
 
 
 def _endpoint(url: str) -> _Endpoint:

@@ -50,6 +50,8 @@ class RegistryClient:
     """One repository at one host, used as a context manager. Threads may share it.
 
     ``first_wait`` is the pause before the first retry, in seconds. It doubles with each further one.
+    ``manifest_seconds`` is how long the server may prepare a manifest. ``authorization`` is a header that
+    needs no challenge.
     """
 
     def __init__(
@@ -60,16 +62,22 @@ class RegistryClient:
         cancel: CancelToken,
         *,
         first_wait: float = 0.25,
+        attempts: int = ATTEMPTS,
+        manifest_seconds: float = http.READ_SECONDS,
+        authorization: str = "",
     ) -> None:
         self.base = base
+        self._attempts = attempts
+        self._manifest_seconds = manifest_seconds
         self._first_wait = first_wait
         self._reference = reference
         self._login = login
         self._cancel = cancel
         self._authentication = Authentication(base, reference.repository, login, self._fetch)
+        self._authentication.header = authorization
         # No transport compression: digests are of the stored bytes.
         headers = {"User-Agent": AGENT, "Accept-Encoding": "identity"}
-        self._client = http.HttpClient(headers, self._check_downgrade)
+        self._client = http.HttpClient(headers, self._check_downgrade, cancel)
 
     def __enter__(self) -> RegistryClient:
         return self
@@ -79,14 +87,19 @@ class RegistryClient:
 
     def manifest(self, wanted: str) -> tuple[bytes, str]:
         """Fetch a manifest or index by tag or digest. Returns it with its media type. Raises CreateError."""
-        data, kind = self._document(f"manifests/{wanted}", {"Accept": _ACCEPTED})
+        path = self._path(f"manifests/{wanted}")
+        data, kind = self._document(path, {"Accept": _ACCEPTED}, self._manifest_seconds)
         if wanted.startswith("sha256:"):
             manifest.check(data, wanted, "the manifest")
         return data, kind
 
+    def document(self, path: str) -> bytes:
+        """Fetch a document of the host that is not one of the repository. Raises CreateError."""
+        return self._document(path, {})[0]
+
     def config(self, wanted: BlobDescriptor) -> bytes:
         """Fetch and verify an image's configuration. Raises CreateError."""
-        data, _ = self._document(f"blobs/{wanted.digest}", {})
+        data, _ = self._document(self._path(f"blobs/{wanted.digest}"), {})
         manifest.check(data, wanted.digest, "the image's configuration")
         return data
 
@@ -98,7 +111,7 @@ class RegistryClient:
         may help.
         """
         headers = {"Range": f"bytes={offset}-"} if offset else {}
-        with self._once(f"blobs/{digest}", headers) as response:
+        with self._once(self._path(f"blobs/{digest}"), headers) as response:
             ranged = response.status == 206
             if ranged and not response.headers.get("content-range", "").startswith(f"bytes {offset}-"):
                 raise TransientError("the registry sent another range than requested")
@@ -106,11 +119,16 @@ class RegistryClient:
 
     # --- Requests -----------------------------------------------------------------------------------
 
-    def _document(self, path: str, headers: Mapping[str, str]) -> tuple[bytes, str]:
+    def _path(self, rest: str) -> str:
+        return f"/v2/{self._reference.repository}/{rest}"
+
+    def _document(
+        self, path: str, headers: Mapping[str, str], read_seconds: float = http.READ_SECONDS
+    ) -> tuple[bytes, str]:
         attempt = 0
         while True:
             try:
-                with self._once(path, headers) as response:
+                with self._once(path, headers, read_seconds) as response:
                     data = _body(response, manifest.DOCUMENT_MAX)
                     return data, response.headers.get("content-type", "")
             except TransientError as error:
@@ -119,8 +137,9 @@ class RegistryClient:
 
     def pause(self, attempt: int, error: TransientError, cancel: CancelToken) -> None:
         """Wait before the next attempt. Raises CreateError after the last one, and Cancelled."""
+        cancel.check()  # it cuts the connection
         # Give up sooner on a host that does not answer at all.
-        if attempt >= (ATTEMPTS if error.reached else ATTEMPTS // 2):
+        if attempt >= (self._attempts if error.reached else self._attempts // 2):
             raise CreateError(
                 f"{self.base} cannot be reached: {error}"
                 if not error.reached
@@ -131,14 +150,16 @@ class RegistryClient:
         cancel.wait(min(WAIT_MAX, max(wait, error.wait)))
 
     @contextlib.contextmanager
-    def _once(self, path: str, headers: Mapping[str, str]) -> Iterator[http.HttpResponse]:
+    def _once(
+        self, path: str, headers: Mapping[str, str], read_seconds: float = http.READ_SECONDS
+    ) -> Iterator[http.HttpResponse]:
         self._cancel.check()
-        url = f"{self.base}/v2/{self._reference.repository}/{path}"
+        url = self.base + path
         try:
             for renewals in range(TOKENS_MAX + 1):
                 used = self._authentication.header
                 own = {**headers, "Authorization": used} if used else headers
-                with self._client.request(url, own) as response:
+                with self._client.request(url, own, read_seconds=read_seconds) as response:
                     if response.status == 401 and renewals < TOKENS_MAX:
                         said = _body(response, _ERROR_MAX)
                         if self._authentication.renew(response.headers.get_all("www-authenticate", []), used):
@@ -221,10 +242,13 @@ def _pieces(response: http.HttpResponse) -> Iterator[bytes]:
 
 
 def _error_text(body: bytes) -> str:
-    """The registry's own description of an error, or an empty string."""
+    """The registry's or our server's own description of an error, or an empty string."""
     with contextlib.suppress(msgspec.DecodeError, RecursionError, LookupError, TypeError, AttributeError):
         document: Any = msgspec.json.decode(body)
         if "errors" in document:
             return "; ".join(str(entry.get("message") or entry.get("code")) for entry in document["errors"])
+        ours = document.get("error")
+        if isinstance(ours, dict):
+            return str(ours.get("message") or "")
         return str(document.get("details") or document.get("message") or "")
     return ""

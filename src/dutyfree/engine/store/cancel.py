@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar, runtime_checkable
 
 import anyio
@@ -27,6 +27,22 @@ class CancelToken:
     def __init__(self) -> None:
         self._event = threading.Event()
         self._children: list[CancelToken] = []
+        self._actions: dict[object, Callable[[], None]] = {}
+
+    @contextlib.contextmanager
+    def on_set(self, action: Callable[[], None]) -> Iterator[None]:
+        """While the context lasts, run the action when the token is set; now, if it is set already.
+
+        It runs in the thread that sets the token, so it must not block or raise.
+        """
+        name = object()
+        self._actions[name] = action
+        if self._event.is_set():
+            action()
+        try:
+            yield
+        finally:
+            del self._actions[name]
 
     def child(self) -> CancelToken:
         """A token that is set with this one, and can also be set alone."""
@@ -38,6 +54,8 @@ class CancelToken:
 
     def set(self) -> None:
         self._event.set()
+        for action in list(self._actions.values()):
+            action()
         for child in self._children:
             child.set()
 
