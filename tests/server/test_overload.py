@@ -1,52 +1,74 @@
-"""When the server refuses actions: only if even the fastest one was late."""
+"""When the server refuses calls: only if a queue stands, and then only as many as would wait."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dutyfree.server.overload import LEAST, OverloadDetector
-
-WINDOW, TARGET = 1.0, 0.1
+from dutyfree.server.overload import ALWAYS, DELAY, LATE, QUIET, STANDING, OverloadControl
 
 
-def detector() -> OverloadDetector:
-    return OverloadDetector(TARGET, WINDOW)
+def late(control: OverloadControl, at: float = 0.0) -> float:
+    """All calls of a while were late. Returns the time after that."""
+    for step in range(4):
+        control.note(2 * LATE, at + step * STANDING / 2)
+    return at + 2 * STANDING
 
 
-def after(delays: list[float]) -> OverloadDetector:
-    """A detector after one window with these delays."""
-    made = detector()
-    made.note(0.0, 0.0)  # begins a window
-    made = detector()
+@given(st.integers(1, 5000))
+def test_a_burst_is_admitted(count: int) -> None:
+    control = OverloadControl()
+    assert all(control.admit(5.0) for _ in range(count))
+
+
+@given(st.lists(st.floats(LATE, 10), max_size=50), st.floats(0, LATE, exclude_max=True))
+def test_one_call_in_time_shows_that_no_queue_stands(delays: list[float], fast: float) -> None:
+    control = OverloadControl()
     for number, delay in enumerate(delays):
-        made.note(delay, number * 1e-6)
-    return made
+        control.note(fast if number % 5 == 0 else delay, number * STANDING / 5)
+    assert not control.refusing
 
 
-@given(st.lists(st.floats(TARGET * 1.01, 10), min_size=LEAST, max_size=50))
-def test_a_window_in_which_all_were_late_is_overload(delays: list[float]) -> None:
-    assert after(delays).refuses(WINDOW + 0.1)
+def test_a_standing_queue_bounds_what_runs_at_once() -> None:
+    control = OverloadControl()
+    now = late(control)
+    assert [control.admit(now) for _ in range(2 * ALWAYS)].count(True) == ALWAYS
 
 
-@given(st.lists(st.floats(0, 10), min_size=1, max_size=50), st.floats(0, TARGET))
-def test_one_fast_action_is_enough_against_it(delays: list[float], fast: float) -> None:
-    assert not after([*delays, fast]).refuses(WINDOW + 0.1)
+def test_the_bound_follows_the_rate_at_which_calls_end() -> None:
+    control = OverloadControl()
+    rate = 20_000
+    for number in range(rate):
+        control.end(number / rate, number / rate)
+    now = late(control, 1.0 - 2 * STANDING)
+    admitted = [control.admit(now) for _ in range(rate)].count(True)
+    assert abs(admitted - rate * DELAY) <= rate * DELAY * 0.5
 
 
-@given(st.lists(st.floats(0, 10), max_size=LEAST - 1))
-def test_too_few_actions_say_nothing(delays: list[float]) -> None:
-    assert not after(delays).refuses(WINDOW + 0.1)
+def test_calls_that_end_make_room() -> None:
+    control = OverloadControl()
+    now = late(control)
+    while control.admit(now):
+        pass
+    control.end(now, now)
+    assert control.admit(now)
+    assert not control.admit(now)
 
 
-def test_it_ends_when_nothing_waits_any_more() -> None:
-    late = after([1.0] * LEAST)
-    assert late.refuses(WINDOW + 0.1)
-    assert not late.refuses(2 * WINDOW + 0.2)
+def test_long_commands_count_for_a_second_only() -> None:
+    control = OverloadControl()
+    now = late(control)
+    while control.admit(now):
+        pass
+    assert control.admit(now + 1.1)
 
 
-def test_it_goes_on_while_actions_are_still_late() -> None:
-    late = after([1.0] * LEAST)
-    for number in range(LEAST):
-        late.note(1.0, WINDOW + 0.1 + number * 1e-6)
-    assert late.refuses(2 * WINDOW + 0.2)
+def test_all_calls_are_taken_again_after_a_quiet_while() -> None:
+    control = OverloadControl()
+    now = late(control)
+    while control.admit(now):
+        pass
+    later = now + QUIET + 1.1
+    assert control.admit(later)
+    assert not control.refusing
+    assert all(control.admit(later) for _ in range(10 * ALWAYS))

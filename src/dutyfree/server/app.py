@@ -138,7 +138,7 @@ class Routes:
     async def _converse(self, socket: WebSocket, tenant: str) -> None:
         await socket.accept(subprotocol=frames.PROTOCOL)
         direct = ChannelSocket.of(socket)
-        channel = Channel(self._service, tenant, direct.write, LARGEST_REQUEST)
+        channel = Channel(self._service, tenant, direct.write, direct.write_now, LARGEST_REQUEST)
         ended: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
 
         def receive(frame: bytes) -> None:

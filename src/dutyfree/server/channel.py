@@ -41,11 +41,19 @@ class Channel:
     """One connected client. ``receive`` takes its frames; calls run in tasks of their own."""
 
     def __init__(
-        self, service: Service, tenant: str, send: Callable[[bytes], Awaitable[None]], largest: int
+        self,
+        service: Service,
+        tenant: str,
+        send: Callable[[bytes], Awaitable[None]],
+        send_now: Callable[[bytes], bool],
+        largest: int,
     ) -> None:
+        """``send_now`` sends a frame only if the client reads, and says whether it did."""
         self.service = service
         self.tenant = tenant
         self._send = send
+        self._send_now = send_now
+        self._refusal: bytes | None = None
         self._assembler = frames.Assembler(largest)
         self._calls: dict[int, RunningCall] = {}
         self._reserved = 0
@@ -87,10 +95,8 @@ class Channel:
             call = codec.decode(payload, Call)
         except msgspec.DecodeError as error:
             raise ProtocolError(str(error)) from error
-        if self.service.overload.refuses(call.method):  # before anything is spent on it
-            refused = codec.encode(describe(self.service.overload.error()))
-            task = asyncio.ensure_future(self.send(Kind.ERROR, number, refused))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        if not self.service.overload.admits(call.method):  # before anything is spent on it
+            self._refuse(number)
             return
         self._calls[number] = RunningCall(self, number, call, len(payload))
 
@@ -105,6 +111,15 @@ class Channel:
         if more < 0:
             held.give_back(self.tenant, -more)
         self._reserved = size
+
+    def _refuse(self, number: int) -> None:
+        """Answer a call that may not begin now."""
+        if self._refusal is None:
+            self._refusal = codec.encode(describe(self.service.overload.error()))
+        (frame,) = frames.pack(Kind.ERROR, number, self._refusal)
+        if not self._send_now(frame):
+            late = asyncio.ensure_future(self._send(frame))
+            late.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def send(self, kind: Kind, number: int, payload: bytes = b"") -> None:
         for frame in frames.pack(kind, number, payload):

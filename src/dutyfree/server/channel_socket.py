@@ -100,6 +100,13 @@ class ChannelSocket(WebSocketsSansIOProtocol):
         if self.on_message is not None and not self.close_sent:
             self.on_message(message)
 
+    def write_now(self, frame: bytes) -> bool:
+        """Send a message if the client has taken those before; False if it has not, or is gone."""
+        if not self.writable.is_set() or self.disconnected or self.close_sent or self.transport.is_closing():
+            return False
+        self.transport.write(pack(frame))
+        return True
+
     async def write(self, frame: bytes) -> None:
         """Send a message, when the client has taken those before. Raises ConnectionError if it is gone."""
         if not self.writable.is_set():

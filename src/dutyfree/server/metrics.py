@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from dutyfree.contract import Observation
 from dutyfree.contract.errors import verdict
 from dutyfree.server import logs
 from dutyfree.server.overload import Overload
@@ -58,18 +57,17 @@ class Metrics:
 
     async def measured(self, call: str, work: Awaitable[T]) -> T:
         """Carry out a call, and count it: ``ok``, ``cancelled``, or whose fault its error is."""
-        start, outcome = perf_counter(), "cancelled"
+        start, outcome, result = perf_counter(), "cancelled", None
         self._running += 1
         try:
             result = await work
             outcome = "ok"
-            if isinstance(result, Observation):
-                self._overload.note(result)
         except Exception as error:
             outcome = verdict(error)
             raise
         finally:
             self._running -= 1
+            self._overload.ended(start, result)
             if not self._running and self._waiting is not None:
                 self._waiting.set()
             self._count(call, outcome, perf_counter() - start)

@@ -1,96 +1,139 @@
-"""Overload: refuse new actions while the machine cannot keep up, so that those that were begun end in time.
+"""Overload: refuse new calls while the machine cannot keep up, so that those that were begun end in time.
 
-What counts is the time that an action takes beyond its own work: until it is dispatched, spawned, collected
-and returned. Long commands do not add to it; a queue does. If even the fastest action of a short while was
-late, there is a standing queue (the idea of CoDel), and new actions are refused until it is gone.
+A burst is no overload: a batch of rollouts may begin a thousand commands at once, and they wait a moment. But
+if for a while every call was late, there is a standing queue (the idea of CoDel). From then on only as many
+calls run at once as end within ``DELAY`` (Little's law: the rate at which they end, times the delay), and the
+others are refused at once. That ends when for a while none had to be refused.
+
+What counts as late is the time that a call takes beyond its own work. Long commands do not add to it, and
+count as running only for the first second.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator
 
 from dutyfree.contract import Observation
 from dutyfree.contract.errors import Overloaded
 
-TARGET = 0.1
-"""Seconds beyond its own work that the fastest action of a window may take."""
-WINDOW = 0.5
-"""Seconds in which the fastest action is looked for."""
-LEAST = 8
-"""Actions in a window that are needed to judge it."""
-TICK = 0.05
+LATE = 0.05
+"""Seconds beyond its own work from which on a call is late."""
+STANDING = 0.1
+"""Seconds for which every call must have been late."""
+DELAY = 0.02
+"""Seconds that calls may take while others are refused."""
+ALWAYS = 128
+"""Calls that may run at once in any case."""
+QUIET = 1.0
+"""Seconds without a refusal after which all calls are taken again."""
+TICK = 0.02
 """Seconds between two measurements of the event loop's own delay."""
+
+_BUCKET = 0.1
+_BUCKETS = 10
 
 NEVER = frozenset(("release", "keep_alive", "process_kill", "process_signal", "forget", "sandboxes"))
 """Calls that are never refused: they end something, or keep it."""
 
 
-class OverloadDetector:
-    """Decides by windows. It has no clock: callers say what time it is."""
+class OverloadControl:
+    """Decides which calls begin. It has no clock: callers say what time it is."""
 
-    def __init__(self, target: float = TARGET, window: float = WINDOW) -> None:
-        self._target = target
-        self._window = window
-        self._end = 0.0
-        self._fastest = float("inf")
-        self._count = 0
-        self.overloaded = False
+    def __init__(self) -> None:
+        self._late_since: float | None = None
+        self._refused_at: float | None = None
+        """When a call was last refused, or the control began; None while all calls are taken."""
+        self._number = 0
+        self._running: deque[int] = deque([0] * _BUCKETS, _BUCKETS)
+        """Calls that have not ended, by when they began: the latest bucket is the last."""
+        self._ended: deque[int] = deque([0] * _BUCKETS, _BUCKETS)
+
+    @property
+    def refusing(self) -> bool:
+        """Whether calls may be refused now."""
+        return self._refused_at is not None
 
     def note(self, delay: float, now: float) -> None:
-        """An action took ``delay`` seconds beyond its own work."""
-        self._advance(now)
-        self._count += 1
-        if delay < self._fastest:
-            self._fastest = delay
+        """A call, or the event loop, was late by so many seconds."""
+        if delay < LATE:
+            self._late_since = None
+        elif self._late_since is None:
+            self._late_since = now
+        elif now - self._late_since >= STANDING and self._refused_at is None:
+            self._refused_at = now
 
-    def refuses(self, now: float) -> bool:
-        """Whether new actions are refused."""
+    def admit(self, now: float) -> bool:
+        """Whether a call may begin. It then counts as running, until ``end``."""
         self._advance(now)
-        return self.overloaded
+        if self._refused_at is not None:
+            if sum(self._running) >= self.most:
+                self._refused_at = now
+                return False
+            if now - self._refused_at > QUIET:
+                self._refused_at = self._late_since = None
+        self._running[-1] += 1
+        return True
+
+    def end(self, begun: float, now: float) -> None:
+        """A call has ended that began then."""
+        self._advance(now)
+        self._ended[-1] += 1
+        age = self._number - int(begun / _BUCKET)
+        if 0 <= age < _BUCKETS and self._running[-1 - age]:
+            self._running[-1 - age] -= 1
+
+    @property
+    def most(self) -> int:
+        """How many calls may run at once while others are refused."""
+        return max(ALWAYS, int(sum(self._ended) / (_BUCKETS * _BUCKET) * DELAY))
 
     def _advance(self, now: float) -> None:
-        if now < self._end:
-            return
-        self.overloaded = self._count >= LEAST and self._fastest > self._target
-        self._end = now + self._window
-        self._fastest = float("inf")
-        self._count = 0
+        number = int(now / _BUCKET)
+        for _ in range(min(number - self._number, _BUCKETS)):
+            self._running.append(0)
+            self._ended.append(0)
+        self._number = number
 
 
 class Overload:
-    """The detector of one server, with its clock."""
+    """The control of one server, with its clock."""
 
     def __init__(self) -> None:
-        self._detector = OverloadDetector()
+        self._control = OverloadControl()
+        self._time = asyncio.get_running_loop().time
         self.refused = 0
         """Calls that were refused since the start."""
 
-    def refuses(self, call: str) -> bool:
-        """Whether the call must wait; counts it then."""
-        refused = self._detector.refuses(asyncio.get_running_loop().time()) and call not in NEVER
-        self.refused += refused
-        return refused
+    def admits(self, call: str) -> bool:
+        """Whether the call may begin; ``ended`` must follow then."""
+        if self._control.admit(self._time()) or call in NEVER:
+            return True
+        self.refused += 1
+        return False
 
     def check(self, call: str) -> None:
-        """Raises Overloaded if the call must wait."""
-        if self.refuses(call):
+        """Raises Overloaded unless the call may begin."""
+        if not self.admits(call):
             raise self.error()
 
     @staticmethod
     def error() -> Overloaded:
-        """What a caller that must wait is told."""
+        """What a caller is told whose call may not begin."""
         return Overloaded(
-            "the machine has more actions to run than it can: they wait too long",
-            remedy="try again later, with fewer actions at once; or run fewer sandboxes on this machine",
+            "the machine has more calls to carry out than it can: they would wait too long",
+            remedy="try again later, with fewer calls at once; or run fewer sandboxes on this machine",
             retry_after=1.0,
         )
 
-    def note(self, seen: Observation) -> None:
-        """Look at what an action cost beyond its own work."""
-        delay = sum([span.seconds for span in seen.spans if span.name != "run"])
-        self._detector.note(delay, asyncio.get_running_loop().time())
+    def ended(self, begun: float, result: object) -> None:
+        """A call has ended that began then, as ``time.perf_counter`` and the event loop count."""
+        now = self._time()
+        self._control.end(begun, now)
+        if isinstance(result, Observation):
+            self._control.note(sum([span.seconds for span in result.spans if span.name != "run"]), now)
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
@@ -102,9 +145,8 @@ class Overload:
             ticking.cancel()
 
     async def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            due = loop.time() + TICK
+            due = self._time() + TICK
             await asyncio.sleep(TICK)
-            now = loop.time()
-            self._detector.note(max(0.0, now - due), now)
+            now = self._time()
+            self._control.note(max(0.0, now - due), now)
