@@ -23,9 +23,9 @@ LATE = 0.05
 """Seconds beyond its own work from which on a call is late."""
 STANDING = 0.1
 """Seconds for which every call must have been late."""
-DELAY = 0.02
+DELAY = 0.01
 """Seconds that calls may take while others are refused."""
-ALWAYS = 128
+ALWAYS = 96
 """Calls that may run at once in any case."""
 QUIET = 1.0
 """Seconds without a refusal after which all calls are taken again."""
