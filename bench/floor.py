@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).parent
 ENGINE = HERE.parent / "src/dutyfree/engine/init"
-REPLACED = ("sandboxes.c", "freeze.c", "init.c", "launcher.c", "audit.c", "main.c", "client.c")
+REPLACED = ("sandboxes.c", "freeze.c", "init.c", "launcher.c", "audit.c", "main.c", "client.c", "keep.c")
 """The engine's sources that floor.c takes the place of; it links all others."""
 
 sys.path.insert(0, str(HERE.parent))

@@ -499,10 +499,12 @@ async def test_a_pause_by_signals_without_a_freezer(native: Native) -> None:
 async def test_an_end_that_takes_too_long_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     ask = Launcher.ask
 
-    async def slow(self: Launcher, kind: Request, number: int = 0, body: bytes = b"") -> Reply:
+    async def slow(
+        self: Launcher, kind: Request, number: int = 0, body: bytes = b"", descriptor: int | None = None
+    ) -> Reply:
         if kind == Request.DESTROY:
             await anyio.sleep(1)
-        return await ask(self, kind, number, body)
+        return await ask(self, kind, number, body, descriptor)
 
     monkeypatch.setattr(Launcher, "ask", slow)
     async with Native(NativeConfig(), Timeouts(end=0.2)) as native:
