@@ -188,7 +188,7 @@ class Routes:
             patience=wanted.patience or _prefer_wait(request),
         )
         work = HANDLERS["create"](DirectCall(self._service, tenant, ""), call)
-        observed = self._service.calls.call("create", lambda: _origin(request, tenant), work)
+        observed = self._service.calls.call("create", tenant, lambda: _origin(request, tenant), work)
         (made,) = await while_connected(request, observed)
         return _answer(request, made, 201)
 
@@ -251,9 +251,9 @@ def _calling(name: str) -> Endpoint:
 
     async def endpoint(routes: Routes, request: Request, tenant: str) -> Response:
         arguments = await _body(request, calls.CALLS[name].arguments)
-        routes._service.overload.check(name)
+        routes._service.overload.check(tenant, name)
         work = HANDLERS[name](routes._call(request, tenant), arguments)
-        observed = routes._service.calls.call(name, lambda: _origin(request, tenant, arguments), work)
+        observed = routes._service.calls.call(name, tenant, lambda: _origin(request, tenant, arguments), work)
         return _answer(request, await while_connected(request, observed))
 
     return endpoint

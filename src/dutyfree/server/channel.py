@@ -95,7 +95,7 @@ class Channel:
             call = codec.decode(payload, Call)
         except msgspec.DecodeError as error:
             raise ProtocolError(str(error)) from error
-        if not self.service.overload.admits(call.method):  # before anything is spent on it
+        if not self.service.overload.admits(self.tenant, call.method):  # before anything is spent on it
             self._refuse(number)
             return
         self._calls[number] = RunningCall(self, number, call, len(payload))
@@ -274,7 +274,7 @@ class RunningCall:
         except msgspec.ValidationError as error:
             raise UsageError(f"{method}: {error}") from error
         work = handler(self, arguments)
-        return self.service.calls.call(method, lambda: self._origin(arguments), work)
+        return self.service.calls.call(method, self.tenant, lambda: self._origin(arguments), work)
 
     def _origin(self, arguments: object) -> Origin:
         name, call = f"{self._channel.name}-{self._number}", self._call

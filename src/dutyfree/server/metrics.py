@@ -55,7 +55,7 @@ class Metrics:
         if self._running:
             await self._waiting.wait()
 
-    async def measured(self, call: str, work: Awaitable[T]) -> T:
+    async def measured(self, call: str, tenant: str, work: Awaitable[T]) -> T:
         """Carry out a call, and count it: ``ok``, ``cancelled``, or whose fault its error is."""
         start, outcome, result = perf_counter(), "cancelled", None
         self._running += 1
@@ -67,7 +67,7 @@ class Metrics:
             raise
         finally:
             self._running -= 1
-            self._overload.ended(start, result)
+            self._overload.ended(tenant, start, result)
             if not self._running and self._waiting is not None:
                 self._waiting.set()
             self._count(call, outcome, perf_counter() - start)

@@ -57,13 +57,13 @@ class CallObserver:
         """Whether nothing is recorded of calls that succeed, except counts."""
         return self.tracing is None and not logs.log.isEnabledFor(logging.DEBUG)
 
-    async def call(self, name: str, where: Callable[[], Origin], work: Awaitable[T]) -> T:
-        """Carry out a call. ``where`` it comes from is asked only if something is recorded."""
+    async def call(self, name: str, tenant: str, where: Callable[[], Origin], work: Awaitable[T]) -> T:
+        """Carry out a call of a tenant. ``where`` it comes from is asked only if something is recorded."""
         start = perf_counter()
         if not self.idle:
             return await self._recorded(name, where(), work, start)
         try:
-            return await self._metrics.measured(name, work)
+            return await self._metrics.measured(name, tenant, work)
         except Exception as error:
             outcome = verdict(error)
             if outcome == "infrastructure":
@@ -77,7 +77,7 @@ class CallObserver:
             span = self.tracing.start(name, origin.traceparent, known)
         outcome, result, failure = "cancelled", None, None
         try:
-            result = await self._metrics.measured(name, work)
+            result = await self._metrics.measured(name, origin.tenant, work)
             outcome = "ok"
             return result
         except Exception as error:

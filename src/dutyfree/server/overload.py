@@ -3,7 +3,8 @@
 A burst is no overload: a batch of rollouts may begin a thousand commands at once, and they wait a moment. But
 if for a while every call was late, there is a standing queue (the idea of CoDel). From then on only as many
 calls run at once as end within ``DELAY`` (Little's law: the rate at which they end, times the delay), and the
-others are refused at once. That ends when for a while none had to be refused.
+others are refused at once. Each tenant may have its share of that, so a greedy one is refused first. It ends
+when for a while no call had to be refused.
 
 What counts as late is the time that a call takes beyond its own work. Long commands do not add to it, and
 count as running only for the first second.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 
 from dutyfree.contract import Observation
@@ -47,8 +48,8 @@ class OverloadControl:
         self._refused_at: float | None = None
         """When a call was last refused, or the control began; None while all calls are taken."""
         self._number = 0
-        self._running: deque[int] = deque([0] * _BUCKETS, _BUCKETS)
-        """Calls that have not ended, by when they began: the latest bucket is the last."""
+        self._running: deque[Counter[str]] = deque([Counter() for _ in range(_BUCKETS)], _BUCKETS)
+        """Calls of each tenant that have not ended, by when they began: the latest bucket is the last."""
         self._ended: deque[int] = deque([0] * _BUCKETS, _BUCKETS)
 
     @property
@@ -65,25 +66,32 @@ class OverloadControl:
         elif now - self._late_since >= STANDING and self._refused_at is None:
             self._refused_at = now
 
-    def admit(self, now: float) -> bool:
-        """Whether a call may begin. It then counts as running, until ``end``."""
+    def admit(self, tenant: str, now: float) -> bool:
+        """Whether a call of the tenant may begin. It then counts as running, until ``end``."""
         self._advance(now)
         if self._refused_at is not None:
-            if sum(self._running) >= self.most:
+            if self._is_full(tenant):
                 self._refused_at = now
                 return False
             if now - self._refused_at > QUIET:
                 self._refused_at = self._late_since = None
-        self._running[-1] += 1
+        self._running[-1][tenant] += 1
         return True
 
-    def end(self, begun: float, now: float) -> None:
-        """A call has ended that began then."""
+    def _is_full(self, tenant: str) -> bool:
+        """Whether all that may run at once does, and the tenant has its share of it."""
+        running = sum(self._running, Counter[str]())
+        if running.total() < self.most:
+            return False
+        return running[tenant] >= self.most / len({*running, tenant})
+
+    def end(self, tenant: str, begun: float, now: float) -> None:
+        """A call of the tenant has ended that began then."""
         self._advance(now)
         self._ended[-1] += 1
         age = self._number - int(begun / _BUCKET)
-        if 0 <= age < _BUCKETS and self._running[-1 - age]:
-            self._running[-1 - age] -= 1
+        if 0 <= age < _BUCKETS and self._running[-1 - age][tenant] > 0:
+            self._running[-1 - age][tenant] -= 1
 
     @property
     def most(self) -> int:
@@ -93,7 +101,7 @@ class OverloadControl:
     def _advance(self, now: float) -> None:
         number = int(now / _BUCKET)
         for _ in range(min(number - self._number, _BUCKETS)):
-            self._running.append(0)
+            self._running.append(Counter())
             self._ended.append(0)
         self._number = number
 
@@ -107,16 +115,16 @@ class Overload:
         self.refused = 0
         """Calls that were refused since the start."""
 
-    def admits(self, call: str) -> bool:
+    def admits(self, tenant: str, call: str) -> bool:
         """Whether the call may begin; ``ended`` must follow then."""
-        if self._control.admit(self._time()) or call in NEVER:
+        if self._control.admit(tenant, self._time()) or call in NEVER:
             return True
         self.refused += 1
         return False
 
-    def check(self, call: str) -> None:
+    def check(self, tenant: str, call: str) -> None:
         """Raises Overloaded unless the call may begin."""
-        if not self.admits(call):
+        if not self.admits(tenant, call):
             raise self.error()
 
     @staticmethod
@@ -128,10 +136,10 @@ class Overload:
             retry_after=1.0,
         )
 
-    def ended(self, begun: float, result: object) -> None:
+    def ended(self, tenant: str, begun: float, result: object) -> None:
         """A call has ended that began then, as ``time.perf_counter`` and the event loop count."""
         now = self._time()
-        self._control.end(begun, now)
+        self._control.end(tenant, begun, now)
         if isinstance(result, Observation):
             self._control.note(sum([span.seconds for span in result.spans if span.name != "run"]), now)
 
