@@ -46,7 +46,7 @@ class Leftover(msgspec.Struct, frozen=True):
 async def collect(*, spare: int = Budget().disk, dry_run: bool = False) -> list[Leftover]:
     """Find all leftovers, and remove them unless ``dry_run``. Keep ``spare`` bytes of unused layers."""
     found = await anyio.to_thread.run_sync(lambda: list(_local(spare, dry_run)))
-    return found + await _docker(dry_run) + await _e2b(dry_run)
+    return found + await _docker(dry_run) + await _e2b(dry_run) + await _daytona(dry_run)
 
 
 def _local(spare: int, dry_run: bool) -> Iterator[Leftover]:
@@ -215,3 +215,22 @@ async def _e2b(dry_run: bool) -> list[Leftover]:
     except SubstrateError as error:
         found.append(Leftover(kind, "all that are there", failure=error.message))
     return found
+
+
+# --- Daytona -------------------------------------------------------------------------------------------
+
+
+async def _daytona(dry_run: bool) -> list[Leftover]:
+    """Sandboxes at Daytona, if there is an API key: those of programs of this machine that are dead."""
+    if not os.environ.get("DAYTONA_API_KEY"):
+        return []
+    from dutyfree.substrates.daytona.substrate import remove_leftovers
+
+    kind = "Daytona sandbox"
+    try:
+        gone = await remove_leftovers(dry_run)
+    except Unavailable:
+        return []  # it is not used here
+    except SubstrateError as error:
+        return [Leftover(kind, "all that are there", failure=error.message)]
+    return [Leftover(kind, name, failure=failure) for name, failure in gone]

@@ -72,7 +72,7 @@ def gc(
 ) -> int:
     """Remove what killed processes left: control groups, directories, containers, unfinished images.
 
-    With the variable E2B_API_KEY, also their sandboxes at E2B.
+    With the variable E2B_API_KEY or DAYTONA_API_KEY, also their sandboxes at E2B or Daytona.
 
     It does not touch what belongs to a running process, or to a process that may run on another machine.
     Layers of recipes stay, unless they take more than --spare. The exit status is 1 if something could not

@@ -19,6 +19,7 @@ from dutyfree.contract.errors import OptionError, Unavailable
 
 if TYPE_CHECKING:
     from dutyfree.substrates.bare import Bare
+    from dutyfree.substrates.daytona import Daytona
     from dutyfree.substrates.docker.substrate import DockerSubstrate
     from dutyfree.substrates.e2b import E2B
     from dutyfree.substrates.hosted import Hosted
@@ -49,6 +50,7 @@ BUILT_IN = {
     "docker": "dutyfree.substrates.docker:Docker",
     "hosted": "dutyfree.substrates.hosted:Hosted",
     "e2b": "dutyfree.substrates.e2b:E2B",
+    "daytona": "dutyfree.substrates.daytona:Daytona",
     "scripted": "dutyfree.substrates.scripted:Scripted",
 }
 ANYWHERE = ("scripted",)
@@ -131,6 +133,8 @@ def open(name: Literal["docker"], **options: Any) -> AbstractAsyncContextManager
 def open(name: Literal["hosted"], **options: Any) -> AbstractAsyncContextManager[Hosted]: ...
 @overload
 def open(name: Literal["e2b"], **options: Any) -> AbstractAsyncContextManager[E2B]: ...
+@overload
+def open(name: Literal["daytona"], **options: Any) -> AbstractAsyncContextManager[Daytona]: ...
 @overload
 def open(name: Literal["bare"], **options: Any) -> AbstractAsyncContextManager[Bare]: ...
 @overload
