@@ -1,4 +1,4 @@
-"""The substrate ``daytona``: sandboxes of Daytona, through its own SDK. It has never been run against Daytona.
+"""The substrate ``daytona``: sandboxes of Daytona, through its own SDK. Never run against Daytona.
 
 Start with ``substrate``. ``sandbox`` has the contract, ``execution`` one command, ``wrapper`` the shell code
 around it and how its output is read, ``request`` what a sandbox is created with, ``errors`` what the errors

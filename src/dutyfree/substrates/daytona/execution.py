@@ -197,7 +197,7 @@ class Execution:
     def _lost(self, said: str) -> Refusal:
         raise CollectError(
             f"Daytona did not give the whole output of the command: {said[:200]!r}",
-            remedy="the sandbox needs a POSIX shell, env, mktemp, base64, head, tail, wc, tr and rm",
+            remedy="try the option commands=exec; the sandbox needs the tools that docs/providers.md names",
         )
 
     async def _whole(self, out: Frame, err: Frame) -> tuple[Frame, Frame]:

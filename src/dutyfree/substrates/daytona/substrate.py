@@ -258,12 +258,12 @@ async def opened(config: DaytonaConfig) -> AsyncIterator[Any]:
     from daytona import AsyncDaytona
     from daytona import DaytonaConfig as SdkConfig
 
-    given = {"api_key": config.api_key, "api_url": config.api_url, "target": config.target}
+    given = {"api_key": config.api_key, "api_url": _url(config), "target": config.target}
     # No limit of connections: each running command holds one.
     settings = SdkConfig(
         connection_pool_maxsize=None, **{name: value for name, value in given.items() if value}
     )
-    client = AsyncDaytona(settings)
+    client = await anyio.to_thread.run_sync(AsyncDaytona, settings)  # it reads files
     try:
         yield client
     finally:

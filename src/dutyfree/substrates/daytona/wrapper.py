@@ -20,7 +20,7 @@ from dutyfree.contract import Command
 from dutyfree.substrates.local.kill_script import MARK
 
 FRAME_MAX = 64 << 10
-"""Bytes of a stream that are sent in its frame. A session reads them line by line in a shell: that is slow."""
+"""Bytes of a stream that are sent in its frame. A session reads it line by line in a shell, slowly."""
 NO_INPUT = "-"
 INLINE_MAX = 32 << 10
 """Bytes of input that are sent with the command."""
@@ -28,8 +28,8 @@ TEXT_MAX = 96 << 10
 """Bytes of shell code in one request: Linux takes an argument of up to 128 KiB."""
 
 # Only the command has the mark of KILL_SCRIPT in its environment. So if the command is killed, this shell
-# lives on, and gives the output until then. Arguments: mark, directory, bytes to keep of each stream, descriptor
-# of the second frame, input ("-" for none, "=" and base64, or a path), and the command.
+# lives on, and gives the output until then. Arguments: mark, directory, bytes to keep of each stream,
+# descriptor of the second frame, input ("-" for none, "=" and base64, or a path), and the command.
 WRAPPER = r"""
 mark=$1 cwd=$2 keep=$3 second=$4 input=$5; shift 5
 refuse() {
@@ -43,6 +43,7 @@ case $input in
   -) input=/dev/null ;;
   =*) printf %s "${input#=}" | base64 -d >"$dir/in" || refuse 'cannot write the input'; input=$dir/in ;;
 esac
+[ -e "$cwd" ] || refuse "$cwd: No such file or directory"
 why=$(LC_ALL=C; export LC_ALL; cd -- "$cwd" 2>&1) || refuse "$why"
 ( cd -- "$cwd" && exec "$@" ) <"$input" >"$dir/out" 2>"$dir/err"
 code=$?
