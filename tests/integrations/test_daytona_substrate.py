@@ -69,7 +69,7 @@ UNREACHABLE = "http://127.0.0.1:9/api"  # the port "discard", where no server is
 
 
 def params(image: str | None = None, limits: Limits | None = None, **more: Any) -> Any:
-    given = {"snapshot": "", "user": "", "lease": 300} | more
+    given: dict[str, Any] = {"snapshot": "", "user": "", "lease": 300} | more
     return create_params(image, limits or Limits(), {"a": "b"}, **given)
 
 
