@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncIterator
 from itertools import count
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dutyfree.contract import Limits
 from dutyfree.contract.errors import Exhausted, LimitError
 from dutyfree.server.admission import Admission, Bucket, Demand, Queue, TenantLimits
+from dutyfree.server.handlers import HANDLERS, DirectCall
+from dutyfree.server.service import Service
+from dutyfree.wire import calls
 from dutyfree.wire.errors import retry_headers
+from tests.server.in_process import served
 
 TENANTS = ("a", "b", "c")
 
@@ -139,3 +145,17 @@ async def test_a_request_that_gives_up_is_in_nobodys_way() -> None:
     await asyncio.wait([other])
     (await third)()
     release()
+
+
+@pytest.fixture(scope="module")
+async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
+    async with served(tmp_path_factory.mktemp("state")) as (service, _):
+        yield service
+
+
+@pytest.mark.native
+async def test_copies_count_what_their_parent_counts(service: Service) -> None:
+    limits = Limits(memory=64 << 20, cpus=0.5)
+    (made,) = await HANDLERS["create"](DirectCall(service, "local"), calls.Create("a", limits=limits))
+    await HANDLERS["fork"](DirectCall(service, "local", made.id), calls.Fork("b", 2))
+    assert service.admission._queue.used["local"] == Demand(3, 3 * (64 << 20), 1.5)

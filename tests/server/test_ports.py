@@ -65,7 +65,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.path == "/hostile":
             return self.reply(200, b"<script>alert(1)</script>", Set_Cookie="a=b; Path=/",
                 Content_Type="text/html", Clear_Site_Data='"*"', Alt_Svc="h2=evil",
-                Content_Security_Policy="default-src 'none'")
+                Content_Security_Policy="default-src 'none'", X_Content_Type_Options="none")
+        if self.path == "/status":
+            return self.reply(700, b"")
         size = int(self.headers.get("Content-Length", 0))
         body = self.rfile.read(size)
         seen = {"method": self.command, "path": self.path, "size": len(body), "headers": dict(self.headers)}
@@ -191,12 +193,16 @@ async def test_a_page_cannot_act_on_the_server(proxied: Proxied) -> None:
     assert "default-src 'none'" in policies, "its own holds too"
     (sandboxed,) = [policy for policy in policies if policy.startswith("sandbox ")]
     assert "allow-same-origin" not in sandboxed
-    assert headers["x-content-type-options"] == "nosniff"
+    assert headers.get_all("x-content-type-options") == ["nosniff"], "a browser takes the first"
     for origin in ("null", "http://evil.example"):
         assert (await proxied.ask("POST", "/8000/", b"x", Origin=origin))[0] == 403
     embedded = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "image"}
     assert (await proxied.ask("GET", "/8000/picture", **embedded))[0] == 200
     assert (await proxied.ask("GET", "/8000/worker.js", **{"Service-Worker": "script"}))[0] == 403
+
+
+async def test_a_status_that_does_not_exist(proxied: Proxied) -> None:
+    assert (await proxied.ask("GET", "/8000/status"))[0] == 502
 
 
 async def test_redirections_stay_below_the_port(proxied: Proxied) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -231,3 +232,40 @@ async def test_fifty_kills_under_load(server: Server) -> None:
     launcher = await server.launcher()
     alive = await anyio.to_thread.run_sync(census.sandboxes)
     assert not [one.id for one in alive if one.launcher == launcher]
+
+
+async def test_a_server_that_cannot_start_leaves_the_sandboxes(server: Server) -> None:
+    state = ("--state", str(server.directory / "state"))
+    async with (
+        dutyfree.open("hosted", url=server.address) as substrate,
+        substrate.sandbox() as sandbox,
+    ):
+        await sandbox.write("kept", b"1")
+        await anyio.to_thread.run_sync(server.kill, signal.SIGTERM)
+        wrong = ("--listen", server.address, "--certificate", "/nonexistent", "--key", "/nonexistent")
+        for arguments in (wrong, ("--listen", "unix:/nonexistent/s")):
+            command = [sys.executable, "-m", "dutyfree", "serve", *state, *arguments]
+            failed = await anyio.run_process(command, check=False)
+            assert failed.returncode != 0
+        await anyio.to_thread.run_sync(server.start)
+        assert await sandbox.read("kept") == b"1"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.04, 0.08])
+async def test_a_server_that_is_told_to_stop_while_it_starts(server: Server, seconds: float) -> None:
+    lock = server.directory / "state" / "lock"
+    async with (
+        dutyfree.open("hosted", url=server.address) as substrate,
+        substrate.sandbox() as sandbox,
+    ):
+        await sandbox.write("kept", b"1")
+        await anyio.to_thread.run_sync(server.kill, signal.SIGTERM)
+        command = ["serve", "--listen", server.address, "--state", str(lock.parent)]
+        start = partial(subprocess.Popen[bytes], [sys.executable, "-m", "dutyfree", *command])
+        starting = await anyio.to_thread.run_sync(start)
+        await until(lambda: lock.read_text() == str(starting.pid))
+        await anyio.sleep(seconds)
+        starting.terminate()
+        await anyio.to_thread.run_sync(starting.wait)
+        await anyio.to_thread.run_sync(server.start)
+        assert await sandbox.read("kept") == b"1"

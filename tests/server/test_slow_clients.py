@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import anyio
 import msgspec
@@ -20,6 +22,7 @@ from dutyfree.server.bodies import LARGEST_REQUEST, ByteBudget
 from dutyfree.server.connections import ConnectionLimits
 from dutyfree.server.quotas import QuotaLimits, Quotas
 from dutyfree.server.service import Service
+from dutyfree.server.tokens import Tokens
 from dutyfree.wire import codec, frames
 from dutyfree.wire.frames import Call, Kind
 from tests.awaiting import until
@@ -146,6 +149,14 @@ async def test_a_body_that_comes_byte_by_byte(raw: Raw) -> None:
     sending = asyncio.create_task(raw.drip(b"{" + b" " * 998 + b"}"))
     assert b" 408 " in await raw.rest()
     await sending
+
+
+async def test_a_body_that_stands_still_after_a_fast_beginning(server: tuple[Service, str], raw: Raw) -> None:
+    size = 32 << 20  # at the slowest rate, this would last for half a minute
+    head = f"POST /v1/sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size + 1}\r\n\r\n"
+    await raw.send(head.encode() + b" " * size)
+    with anyio.fail_after(10):
+        assert b" 408 " in await raw.reader.readline()
 
 
 async def test_the_next_request_on_a_connection_has_the_same_bounds(raw: Raw) -> None:
@@ -321,3 +332,36 @@ async def test_what_tenants_hold_in_memory_is_bounded(server: tuple[Service, str
                 await client.recv()
     assert "too many bytes" in str(closed.value)
     assert not service.quotas.bytes._used
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The state of a server, and a token of the tenant ``greedy``."""
+    state = tmp_path_factory.mktemp("guarded")
+    with Tokens(state / "server.sqlite") as tokens:
+        return state, tokens.create("greedy")
+
+
+@pytest.fixture(scope="module")
+async def with_token(guarded: tuple[Path, str]) -> AsyncIterator[tuple[str, str, ByteBudget]]:
+    """A server that needs a token, and has little memory for requests: its address, and the token."""
+    budget = ByteBudget(1 << 20)
+    async with served(guarded[0], budget=budget) as (_, address):
+        yield address, guarded[1], budget
+
+
+async def test_a_tenant_is_one_however_it_writes_its_token(with_token: tuple[str, str, ByteBudget]) -> None:
+    address, token, budget = with_token
+    basic = base64.b64encode(f"any:{token}".encode()).decode()
+    ways = (f"Authorization: Bearer {token}", f"Authorization: Basic {basic}", f"X-API-Key: {token}")
+    clients = [await Raw.open(address) for _ in ways]
+    for way, client in zip(ways, clients, strict=True):
+        head = f"POST /v1/sandboxes HTTP/1.1\r\nHost: localhost\r\n{way}\r\nContent-Length: 500000\r\n"
+        await client.send(head.encode() + b"\r\n" + b" " * 400_000)
+        if client is clients[0]:
+            await until(lambda: budget._used["greedy"] == 400_000)
+            continue
+        with anyio.fail_after(10):
+            assert b" 503 " in await client.reader.readline()
+    for client in clients:
+        client.close()

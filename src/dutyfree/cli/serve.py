@@ -116,6 +116,9 @@ async def _serve(
     until_eof: bool,
     observe: Callable[[Service], None],
 ) -> None:
+    stopped = asyncio.Event()
+    if not until_eof:  # already now: a server that is told to stop while it starts has taken over sandboxes
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     async with Service.open(state, options, keep=not until_eof) as service:
         observe(service)
         async with listen.serving(service, address, certificate=certificate, key=key) as url:
@@ -126,8 +129,6 @@ async def _serve(
                 while await console.read_chunk():
                     pass
                 return
-            stopped = asyncio.Event()
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
             await stopped.wait()
             await service.drain(DRAIN_SECONDS)
         await service.sandboxes.leave()

@@ -54,6 +54,10 @@ class Access:
             raise Refused(401, "unauthorized", "this token is not valid", "see: dutyfree token --help")
         return tenant
 
+    def known_tenant(self, connection: HTTPConnection) -> str | None:
+        """The tenant of a token that ``tenant`` has found lately, however the request writes it."""
+        return self._tokens.known_tenant(_secret(connection))
+
     async def check_operator(self, connection: HTTPConnection) -> None:
         """Raises Refused if the caller is a tenant, who must not see what others do."""
         tenant = await self.tenant(connection)

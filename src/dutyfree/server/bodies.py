@@ -71,15 +71,23 @@ def default_budget() -> ByteBudget:
     return ByteBudget(max(capacity.share_of_memory(), 4 * LARGEST_REQUEST))
 
 
-def bounded(app: ASGIApp, passes_on: Callable[[Scope], bool], budget: ByteBudget | None = None) -> ASGIApp:
-    """The same application, which gets no body that is too large, unless it ``passes_on`` the parts."""
+def bounded(
+    app: ASGIApp,
+    passes_on: Callable[[Scope], bool],
+    budget: ByteBudget | None = None,
+    tenant_of: Callable[[Scope], str | None] = lambda _: None,
+) -> ASGIApp:
+    """The same application, which gets no body that is too large, unless it ``passes_on`` the parts.
+
+    ``tenant_of`` says whose a request is, as far as that is known when the application reads its body.
+    """
     kept = budget or default_budget()
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or passes_on(scope):
             await app(scope, receive, send)
             return
-        body = _Body(kept, _holder(scope), receive)
+        body = _Body(kept, lambda: tenant_of(scope) or _address(scope), receive)
         started = False
 
         async def noticed(message: Message) -> None:
@@ -106,9 +114,10 @@ def bounded(app: ASGIApp, passes_on: Callable[[Scope], bool], budget: ByteBudget
 class _Body:
     """The body of one request, counted as it comes."""
 
-    def __init__(self, budget: ByteBudget, holder: str, receive: Receive) -> None:
+    def __init__(self, budget: ByteBudget, holder: Callable[[], str], receive: Receive) -> None:
         self._budget = budget
-        self._holder = holder
+        self._find_holder = holder
+        self._holder = ""
         self._receive = receive
         self._size = 0
         self.refused: Refused | None = None
@@ -121,6 +130,7 @@ class _Body:
             if self._size + size > LARGEST_REQUEST:
                 self.refused = TooLarge()
                 raise self.refused
+            self._holder = self._holder or self._find_holder()
             try:
                 self._budget.take(self._holder, size)
             except Exhausted as error:
@@ -134,12 +144,9 @@ class _Body:
             self._budget.give_back(self._holder, self._size)
 
 
-def _holder(scope: Scope) -> str:
-    """Whose bytes these are: those of a token, or else of an address."""
-    for name, value in scope["headers"]:
-        if name in (b"authorization", b"x-api-key"):
-            return str(hash(value))
-    return str(scope["client"][0]) if scope.get("client") else ""
+def _address(scope: Scope) -> str:
+    """The address of a client. The name of a tenant has no colon, so it is none of these."""
+    return f":{scope['client'][0]}" if scope.get("client") else ":"
 
 
 def _declared(scope: Scope) -> int:

@@ -46,6 +46,13 @@ class ConnectionLimits(msgspec.Struct, frozen=True):
     pong_seconds: float = 60.0
     """Seconds for the answer to a ping. A client whose event loop is blocked for longer loses its channel."""
 
+    def extended(self, until: float, size: int, now: float) -> float:
+        """Until when a transfer may go on that could last until ``until``, after ``size`` more bytes.
+
+        What came fast before does not count: a transfer never has more than ``stall_seconds`` left.
+        """
+        return min(until + size / self.slowest, now + self.stall_seconds)
+
 
 class Upgrades(Protocol):
     """Who takes over a connection whose client upgrades it to a port of a sandbox."""
@@ -105,7 +112,7 @@ class UnreadAnswer:
     def __init__(self, transport: asyncio.Transport, limits: ConnectionLimits) -> None:
         self._transport = transport
         self._limits = limits
-        self._since: float | None = None
+        self._until: float | None = None
         self._size = 0
 
     def paused(self) -> None:
@@ -113,20 +120,22 @@ class UnreadAnswer:
         self._begin()
 
     def resumed(self) -> None:
-        self._since = None
+        self._until = None
 
     def _begin(self) -> None:
-        self._since = asyncio.get_running_loop().time()
+        self._until = asyncio.get_running_loop().time() + self._limits.stall_seconds
         self._size = self._transport.get_write_buffer_size()
 
     def is_stuck(self, now: float) -> bool:
         """Whether the client takes too little. A connection that closes must get rid of its rest too."""
-        if self._since is None:
+        if self._until is None:
             if self._transport.is_closing() and self._transport.get_write_buffer_size():
                 self._begin()
             return False
-        taken = self._size - self._transport.get_write_buffer_size()
-        return now - self._since > self._limits.stall_seconds + max(0, taken) / self._limits.slowest
+        left = self._transport.get_write_buffer_size()
+        self._until = self._limits.extended(self._until, max(0, self._size - left), now)
+        self._size = left
+        return now > self._until
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -136,8 +145,7 @@ class HttpConnection(HttpToolsProtocol):
     _counted = False
     _head_since: float | None = None
     _head_size = 0
-    _body_since: float | None = None
-    _body_size = 0
+    _body_until: float | None = None
     _unwanted = 0
     streams = False
     """Whether the body of the request is passed on as it comes, for as long as the client likes."""
@@ -167,7 +175,7 @@ class HttpConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        if self._head_since is None and self._body_since is None:
+        if self._head_since is None and self._body_until is None:
             self._head_since = self.loop.time()  # the first byte of the next request
         if self._head_since is not None:
             self._head_size += len(data)
@@ -181,13 +189,14 @@ class HttpConnection(HttpToolsProtocol):
         if size > self._limits.head_bytes:
             self._refuse(431, f"the head of a request may have {self._limits.head_bytes} bytes")
             return
-        self._body_since, self._body_size, self._unwanted = self.loop.time(), 0, 0
+        self._body_until, self._unwanted = self.loop.time() + self._limits.stall_seconds, 0
         self.streams = False
         self.scope["dutyfree.connection"] = self  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        self._body_size += len(body)
+        if self._body_until is not None:
+            self._body_until = self._limits.extended(self._body_until, len(body), self.loop.time())
         if self._is_early:
             return
         if self.cycle.response_complete:  # it was refused. To close at once would take the answer away
@@ -197,7 +206,7 @@ class HttpConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._body_since = None
+        self._body_until = None
         if not self._is_early:
             super().on_message_complete()
 
@@ -254,10 +263,10 @@ class HttpConnection(HttpToolsProtocol):
             return
         elif self._head_since is not None and now - self._head_since > limits.head_seconds:
             self._refuse(408, "the head of the request did not come in time")
-        elif self._body_since is not None and not self.streams:
+        elif self._body_until is not None and not self.streams:
             if self.flow.read_paused:  # we do not take it: that is not the client's fault
-                self._body_since, self._body_size = now, 0
-            elif now - self._body_since <= limits.stall_seconds + self._body_size / limits.slowest:
+                self._body_until = now + limits.stall_seconds
+            elif now <= self._body_until:
                 return
             elif self.cycle is not None and self.cycle.response_complete:
                 reset(self.transport)

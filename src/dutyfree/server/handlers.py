@@ -312,7 +312,8 @@ async def fork(context: Context, wanted: calls.Fork) -> list[SandboxInfo]:
     def children() -> AbstractAsyncContextManager[Sequence[NativeSandbox]]:
         return parent.sandbox.fork(wanted.count)
 
-    demand = demand_of(context.service, None, wanted.count)
+    limits = parent.sandbox.limits  # the copies have the same
+    demand = demand_of(context.service, limits, wanted.count)
     held = await in_time(
         wanted.patience,
         context.service.sandboxes.create(
@@ -322,7 +323,7 @@ async def fork(context: Context, wanted: calls.Fork) -> list[SandboxInfo]:
             admitted(context, demand, children, wanted.patience),
             parent.labels,
             wanted.lease,
-            demand_of(context.service, None, 1),
+            demand_of(context.service, limits, 1),
         ),
     )
     await context.service.sandboxes.save(parent)  # a fork may have moved its files into a layer

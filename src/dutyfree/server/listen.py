@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import uvicorn
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
 
 from dutyfree.contract.errors import Unavailable, UsageError
 from dutyfree.server.access import Access
@@ -19,6 +21,7 @@ from dutyfree.server.app import Routes
 from dutyfree.server.bodies import ByteBudget, bounded
 from dutyfree.server.channel_socket import ChannelSocket
 from dutyfree.server.connections import ConnectionLimits, GuardedConfig, check_all
+from dutyfree.server.e2b import envd
 from dutyfree.server.ports import passes_on
 from dutyfree.server.service import Service
 from dutyfree.wire import frames
@@ -131,8 +134,13 @@ async def serving(
     listener = address.bind()
     access = Access(service.tokens, needs_token=not address.is_local or service.tokens.exist())
     routes = Routes(service, access)
+
+    def tenant_of(scope: Scope) -> str | None:
+        connection = HTTPConnection(scope)
+        return access.known_tenant(connection) or envd.tenant_of(service, connection)
+
     config = GuardedConfig(
-        bounded(routes.app(), passes_on, budget),
+        bounded(routes.app(), passes_on, budget, tenant_of),
         connections or ConnectionLimits(),
         routes.ports,
         log_config=None,
@@ -146,6 +154,11 @@ async def serving(
         ssl_keyfile=None if key is None else str(key),
         timeout_graceful_shutdown=5,
     )
+    try:
+        config.load()  # now: uvicorn would do it in the task below, and its failure would be waited for
+    except OSError as error:
+        listener.close()
+        raise UsageError(f"{certificate} and {key} cannot be used: {error.strerror or error}") from error
     server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:

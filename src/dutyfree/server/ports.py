@@ -39,6 +39,7 @@ _CHUNK = 64 << 10
 _HEAD_SECONDS = 30.0
 """In how many seconds a server in a sandbox must answer an upgrade."""
 _HEADS_MAX = 64 << 10
+_STATUS_END = 600
 
 _HOP = ("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade")
 _SECRET = ("authorization", "proxy-authorization", "x-api-key", "cookie")
@@ -250,6 +251,8 @@ class _Exchange:
                 except anyio.EndOfStream:
                     self._wire.receive_data(b"")
             elif isinstance(event, h11.Response):
+                if event.status_code >= _STATUS_END:
+                    raise h11.RemoteProtocolError("there is no such status")
                 headers = _answered(event.headers, self._target)
                 start = {"type": "http.response.start", "status": event.status_code, "headers": headers}
                 self._started = True
@@ -285,7 +288,9 @@ def _answered(headers: Iterable[tuple[bytes, bytes]], target: Target) -> list[tu
     listed = {
         one.strip().lower() for name, value in pairs if name == "connection" for one in value.split(",")
     }
-    dropped = {*_HOP, *_HARMFUL, *listed}
+    # Of two equal headers, a browser may take the first, or none. Of policies for content it takes both.
+    ours = {name for name, _ in _SAFE} - {"content-security-policy"}
+    dropped = {*_HOP, *_HARMFUL, *ours, *listed}
     found = [
         (name, _located(value, target) if name == "location" else value)
         for name, value in pairs

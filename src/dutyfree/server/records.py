@@ -70,6 +70,8 @@ class SandboxRecords:
         """``remembered``: for how many seconds the key of an ended sandbox is known."""
         self._path = path
         self._remembered = remembered
+        self._forgot = 0.0
+        """When ended sandboxes were last forgotten: ``time.time``."""
         self._thread = ThreadPoolExecutor(1, "dutyfree-records")
 
     def __enter__(self) -> Self:
@@ -98,8 +100,7 @@ class SandboxRecords:
         return self._thread.submit(self._load).result()
 
     def _load(self) -> list[Row]:
-        oldest = time.time() - self._remembered
-        self._database.execute("DELETE FROM sandboxes WHERE ended < ?", (oldest,))
+        self._forget(time.time())
         rows = self._database.execute("SELECT id, tenant, key, fingerprint, data FROM sandboxes").fetchall()
         return [
             Row(name, tenant, key, mark, _decoded(data, HeldRecord)) for name, tenant, key, mark, data in rows
@@ -150,6 +151,14 @@ class SandboxRecords:
 
     def _end(self, name: str, now: float) -> None:
         self._database.execute("UPDATE sandboxes SET data = NULL, ended = ? WHERE id = ?", (now, name))
+        if (
+            now - self._forgot > self._remembered / 60
+        ):  # or the file would grow for as long as the server runs
+            self._forget(now)
+
+    def _forget(self, now: float) -> None:
+        self._forgot = now
+        self._database.execute("DELETE FROM sandboxes WHERE ended < ?", (now - self._remembered,))
 
 
 def _decoded(data: bytes | None, kind: type[T]) -> T | None:

@@ -80,8 +80,9 @@ class Service:
     async def open(state: Path, options: dict[str, Any], *, keep: bool = False) -> AsyncIterator[Service]:
         """Open the engine with these options; ``state`` is the directory of tokens and files.
 
-        ``keep``: the next server with the same state goes on with the sandboxes, if this process is killed.
-        The end of the context ends them. Raises OptionError, Unavailable.
+        ``keep``: the next server with the same state goes on with the sandboxes, if this process is killed,
+        or the context ends with an error. Its normal end, and Ctrl-C, end them. Raises OptionError,
+        Unavailable.
         """
         state.mkdir(parents=True, exist_ok=True, mode=0o700)  # noqa: ASYNC240 (before it serves)
         with contextlib.ExitStack() as stack:
@@ -97,18 +98,25 @@ class Service:
             async with native:
                 templates = stack.enter_context(TemplateStore(state / "templates.sqlite"))
                 service = Service(native, tokens, templates, state, records)
-                service.files.sweep()
-                await service.sandboxes.restore(
-                    native.node, service.admission, await service.restore_snapshots()
-                )
-                templates.keep_snapshots(service._snapshots)
                 try:
+                    service.files.sweep()
+                    await service.sandboxes.restore(
+                        native.node, service.admission, await service.restore_snapshots()
+                    )
+                    templates.keep_snapshots(service._snapshots)
                     async with service.overload.watching():
                         yield service
+                except Exception:
+                    # A port in use, or a wrong certificate, must not cost the sandboxes of a former server.
+                    if keep:
+                        await service.sandboxes.leave()
+                        native.node.launcher.leave()
+                    raise
                 finally:
                     service.distribution.close()
                     await service.templates.close()
-                    await service.sandboxes.close()
+                    if not native.node.launcher.left:
+                        await service.sandboxes.close()
 
     @property
     def networked(self) -> bool:

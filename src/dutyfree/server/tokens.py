@@ -144,6 +144,11 @@ class Tokens:
             self._known[digest] = (tenant, now + FRESH)
         return tenant
 
+    def known_tenant(self, secret: str) -> str | None:
+        """The tenant of a token that was looked up lately, also if it is about to be looked up again."""
+        known = self._known.get(_digest(secret))
+        return None if known is None else known[0]
+
     def _look_up(self, digest: bytes) -> str | None:
         with self._lock:
             found = self._database.execute("SELECT tenant FROM tokens WHERE digest = ?", (digest,))

@@ -91,6 +91,8 @@ class Launcher:
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._unsent: deque[tuple[bytes, int | None]] = deque()
         self._gone = ""
+        self.left = False
+        """Whether ``leave`` was called."""
         # The number, not the socket: with a socket the loop builds an error text on each call.
         self._descriptor = ours.fileno()
         self._writing = False
@@ -301,15 +303,18 @@ class Launcher:
             self._socket.close()
 
     def leave(self) -> None:
-        """Close the connection. Sandboxes with a lease stay."""
+        """Close the connection. Sandboxes with a lease stay, and the launcher with them."""
+        self.left = True
         self._lost("the connection is closed")
         self._socket.close()
 
     def disconnect(self) -> Callable[[], object]:
         """Close the connection: the launcher cleans up and exits. Returns what waits for its end, and blocks.
 
-        Also a launcher that keeps sandboxes ends then: call it only if they shall end.
+        Also a launcher that keeps sandboxes ends then, unless ``leave`` was called before.
         """
+        if self.left:
+            return int
         if self.keeps:
             self.tell(Request.KEEP, 0)
         self.leave()

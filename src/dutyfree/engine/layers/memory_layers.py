@@ -218,6 +218,9 @@ class MemorySnapshots:
         self.layers.hold(state.trees)
         snapshot = MemorySnapshot(Recipe(kept.image), self.layers.size_of(state.trees), kept.made)
         self._known[kept.image] = snapshot, state
+        # A new process may have the id of a former one, as in a container. No name is given twice.
+        number = int(kept.image.rpartition("-")[2])
+        self._numbers = itertools.count(max(next(self._numbers), number + 1))
 
     def state(self, image: str) -> StartState:
         """Raises CreateError if there is no such snapshot."""

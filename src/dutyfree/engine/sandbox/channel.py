@@ -45,6 +45,8 @@ from dutyfree.engine.sandbox.pending import (
 _CHUNK = 1 << 16  # from the heap; larger buffers would be mapped and unmapped each time
 _OUTPUT, _EXIT = int(Frame.OUTPUT), int(Frame.EXIT)
 
+_FOREIGN_ROOM = 256 << 20
+"""Bytes of frames that may come in all for commands of a former owner: they are killed soon."""
 _REASON_MAX = 200  # bytes of a reason from init
 _ANCILLARY = socket.CMSG_SPACE(4 * 4)
 
@@ -64,9 +66,13 @@ class ForeignCommands:
         self.claimed: set[int] = set()
         self.unclaimed: set[int] | None = None
         """Those that still run; None until init has told."""
+        self._room = _FOREIGN_ROOM
 
-    def expects(self, kind: int, identity: int) -> bool:
-        """Whether a frame may come for a command that we did not start."""
+    def expects(self, kind: int, identity: int, size: int) -> bool:
+        """Whether a frame of ``size`` bytes may come for a command that we did not start."""
+        self._room -= size + protocol.FRAME_COST
+        if self._room < 0:
+            return False
         if self.unclaimed is None:
             return True  # it ended before init told us what runs
         known = identity in self.unclaimed
@@ -400,7 +406,11 @@ class Channel(PendingRequests):
             self._fail(SetupError(f"the sandbox could not be set up: {step}: {os.strerror(error)}", error))
         elif kind == Frame.ADOPTED and self._foreign is not None and len(payload) % 4 == 0:
             self._adopted(self._foreign, struct.unpack(f"={len(payload) // 4}I", payload))
-        elif waiting is None and self._foreign is not None and self._foreign.expects(kind, identity):
+        elif (
+            waiting is None
+            and self._foreign is not None
+            and self._foreign.expects(kind, identity, len(payload))
+        ):
             pass
         else:
             self._protocol_error("a frame that it was not asked for")

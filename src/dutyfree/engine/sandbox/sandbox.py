@@ -291,6 +291,10 @@ class NativeSandbox(InitSandbox):
         """Let it outlive its owner until then, as ``time.monotonic`` counts."""
         self._lifecycle.handle.set_lease(until)
 
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
     async def final_state(self) -> StartState:
         """Kill all processes and keep the files, as the last action on this sandbox. Raises ExecError."""
         return await self._layers.final()

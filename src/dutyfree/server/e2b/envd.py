@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 from starlette.datastructures import UploadFile
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -399,6 +399,15 @@ class EnvdRoutes:
             start = self._service.templates.state(held.tenant, held.template)
             envd = self._envds[name] = Envd(held, start, self._service.events)
         return envd
+
+
+def tenant_of(service: Service, connection: HTTPConnection) -> str | None:
+    """The tenant of the sandbox whose access token a request has."""
+    held = service.sandboxes.find(connection.headers.get("e2b-sandbox-id", ""))
+    given = connection.headers.get("x-access-token", "")
+    if held is None or not secrets.compare_digest(given.encode(), held.access_token.encode()):
+        return None
+    return held.tenant
 
 
 async def _healthy(envd: Envd, _request: Request) -> Response:
