@@ -114,7 +114,7 @@ async def test_a_request_waits_for_room() -> None:
 async def test_refusals_say_why() -> None:
     admission = Admission(lambda _: TenantLimits(sandboxes=1, creates_per_second=1))
     await admission.admit("a", Demand(1), 1)
-    with pytest.raises(Exhausted, match="too fast") as fast:
+    with pytest.raises(Exhausted, match="too fast: its limit is 1 per second") as fast:
         await admission.admit("a", Demand(1), 0.05)
     assert fast.value.numbers["retry_after"] > 0  # type: ignore[operator]
     with pytest.raises(LimitError, match="more sandboxes than a may ever have"):

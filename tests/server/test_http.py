@@ -219,6 +219,20 @@ def test_no_listening_beyond_the_loopback_without_a_token(tmp_path: Path) -> Non
     assert "dutyfree token create" in done.stderr
 
 
+def test_a_certificate_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    files = ("--certificate", str(tmp_path / "no.pem"), "--key", str(tmp_path / "no.key"))
+    command = ("serve", "--listen", "127.0.0.1:0", "--state", str(tmp_path), *files)
+    done = ran([sys.executable, "-m", "dutyfree", *command])
+    assert done.returncode == 2
+    assert "no.key: No such file or directory" in done.stderr
+
+
+def test_unknown_paths_are_explained(client: Client) -> None:
+    for verb, path, status in (("POST", "/v1/sandbox", 404), ("PUT", "/v1/sandboxes", 405)):
+        got, answer = client(verb, path, {})
+        assert (got, answer["error"]["code"]) == (status, "not_found")
+
+
 def test_tokens_separate_tenants(tmp_path: Path) -> None:
     def token(*arguments: str) -> str:
         command = [sys.executable, "-m", "dutyfree", "token", *arguments, "--state", str(tmp_path)]

@@ -158,6 +158,18 @@ async def test_ctrl_c_ends_the_sandboxes(server: Server) -> None:
         await context.__aexit__(None, None, None)
 
 
+async def test_sigint_ends_a_server_that_a_script_started_in_the_background(server: Server) -> None:
+    await anyio.to_thread.run_sync(server.kill, signal.SIGINT)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell without job control does
+    try:
+        server.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert server.process is not None
+    await anyio.to_thread.run_sync(server.kill, signal.SIGINT)
+    assert server.process.returncode == 130
+
+
 async def test_a_lease_that_ends_without_a_server_ends_the_sandbox(server: Server) -> None:
     async with dutyfree.open("hosted", url=server.address, lease=3, reconnect=60) as hosted:
         context = hosted.sandbox()

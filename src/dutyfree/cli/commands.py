@@ -56,7 +56,7 @@ _COMMANDS = {
     "dutyfree.cli.ps_gc:ps": "List the running sandboxes on this machine.",
     "dutyfree.cli.ps_gc:gc": "Remove what killed processes left.",
     "dutyfree.cli.serve:serve": "Give the sandboxes of this machine to clients on other machines.",
-    "dutyfree.cli.serve:token": "Create, list and revoke the tokens of the server.",
+    "dutyfree.cli.serve:token": "Create, list and revoke the server's tokens; limit tenants.",
     "dutyfree.cli.study:study": "Measure the tax on this machine, then write the report.",
     "dutyfree.cli.ab:ab": "Say whether configuration B is slower or faster than A.",
     "dutyfree.cli.report:report": "Write figures, tables and report again from records.",

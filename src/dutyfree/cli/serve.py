@@ -69,31 +69,33 @@ def serve(
     option
         NAME=VALUE: an option of the substrate native. May be repeated.
     state
-        The directory of tokens and received files. Default for root: /var/lib/dutyfree/server.
+        The directory for tokens, received files and what a restart needs. The default for root is
+        /var/lib/dutyfree/server.
     certificate
         A file with the certificate for TLS, and those of its issuers.
     key
         The file with the private key of the certificate.
     log_format
-        How lines of the log on standard error are written.
+        The format of the log on standard error.
     log_level
-        'info' has sandboxes that come and go, and failures; 'debug' also every call.
+        'info' logs sandboxes that are created and end, and failures; 'debug' also logs every call.
     log_commands
-        Let the log have the text of commands, which may contain secrets of clients.
+        Write the text of commands to the log. It may contain secrets of clients.
     replace
-        Take over from the server that runs with this state: it finishes its calls, and this one goes on.
+        Take over from the running server with the same --state. That server finishes its calls and stops.
     until_eof
-        End when standard input ends, for programs that start a server for themselves. The server and its
-        sandboxes then end with them.
+        Stop when standard input ends, and end all sandboxes. For programs that start their own server.
     """
     if (certificate is None) != (key is None):
-        raise UsageError("TLS needs both --certificate and --key")
+        raise UsageError("TLS needs both --certificate and --key", remedy="give both, or neither")
     address = listen.Address(listen_)
     options = {name: option_values.value(text) for name, text in option_values.pairs(option, "--option", "=")}
     state = state or default_state()
     logs.configure(log_format, log_level)
     tracing = Tracing.from_environment()
     observing = partial(_observe, tracing=tracing, commands=log_commands)
+    if not until_eof:  # a shell script starts programs in the background with SIGINT ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with locked(state, replace=replace):
             run_async(partial(_serve, address, options, state, certificate, key, until_eof, observing))
@@ -122,9 +124,7 @@ async def _serve(
     async with Service.open(state, options, keep=not until_eof) as service:
         observe(service)
         async with listen.serving(service, address, certificate=certificate, key=key) as url:
-            taken_over = f"; it took over {adopted} sandboxes" if (adopted := len(service.sandboxes)) else ""
-            usage = f'to use them: dutyfree.open("hosted", url={url!r})'
-            console.show(f"serving sandboxes at {url}; {usage}{taken_over}")
+            _announce(url, address, taken_over=len(service.sandboxes))
             if until_eof:
                 while await console.read_chunk():
                     pass
@@ -137,6 +137,19 @@ async def _serve(
         # The sandboxes stay, as if this process had been killed: so there is nothing to clean up.
         sys.stdout.flush()
         os._exit(0)
+
+
+def _announce(url: str, address: listen.Address, *, taken_over: int) -> None:
+    if address.host in ("", "0.0.0.0", "::") and address.path is None:  # noqa: S104 (compares)
+        client = f"{url.partition('://')[0]}://HOST:{url.rpartition(':')[2]}"
+    else:
+        client = url
+    text = f'serving sandboxes at {url}; to use them: dutyfree.open("hosted", url="{client}")'
+    if taken_over:
+        text += f"; took over {taken_over} {'sandbox' if taken_over == 1 else 'sandboxes'}"
+    console.show(text)
+    if not address.is_local and url.startswith("http:"):
+        console.say("the connection is not encrypted: give --certificate and --key, or trust the network")
 
 
 def _tokens(state: Path | None) -> Tokens:
@@ -153,13 +166,13 @@ def create(
 ) -> int:
     """Create a token for a tenant, and print it. It cannot be shown again.
 
-    The tokens of one tenant share its sandboxes. Tenants do not see each other's. The tenant 'operator' sees
-    the layers and the metrics of all.
+    All tokens of a tenant see the same sandboxes. Tenants do not see each other's sandboxes. The tenant
+    'operator' sees the layers, the events and the metrics of all tenants.
 
     Parameters
     ----------
     tenant
-        A name: lower-case letters, digits and hyphens.
+        The name of the tenant: lower-case letters, digits and hyphens. The first token creates the tenant.
     from_
         A file with a token that another server has created, so that one token is valid on several machines.
     state
@@ -194,28 +207,35 @@ def limit(
     creates_per_second: float | None = None,
     state: Path | None = None,
 ) -> int:
-    """Limit what a tenant may have at once. A limit that is not given is lifted.
+    """Limit what a tenant may have at once. The command replaces all limits of the tenant.
 
-    A running server applies it within seconds. Requests above a limit wait, and are refused after a minute.
+    A limit that you leave out no longer applies. A running server applies the limits within seconds. A
+    request for more waits for up to a minute and is then refused. Only creations above --creates-per-second
+    are refused at once.
 
     Parameters
     ----------
     tenant
-        Its name.
+        The name of the tenant.
     sandboxes
-        How many sandboxes.
+        How many sandboxes it may have.
     memory
-        The sum of their memory limits, such as 64G. A sandbox without one counts a quarter of the machine.
+        The sum of their memory limits, such as 64G. A sandbox without a limit counts as a quarter of the
+        machine's memory.
     cpus
-        The sum of their limits of processors. A sandbox without a limit counts all of them.
+        The sum of their CPU limits. A sandbox without a limit counts as all CPUs of the machine.
     creates_per_second
-        How many it may create per second.
+        How many sandboxes it may create per second.
     state
         The directory of the server, as for 'dutyfree serve'.
     """
     limits = TenantLimits(sandboxes, option_values.size(memory, "--memory"), cpus, creates_per_second)
     with _tokens(state) as tokens:
         tokens.set_limits(tenant, limits)
+        has_token = any(one.tenant == tenant for one in tokens.all())
+    console.say(f"limits of {tenant}: {_describe(limits) or 'none'}")
+    if not has_token:
+        console.say(f"{tenant} has no token yet: dutyfree token create {tenant}")
     return 0
 
 
@@ -235,26 +255,30 @@ def list_(*, state: Path | None = None) -> int:
                 one.id,
                 one.tenant,
                 f"{console.age(time.time() - one.created)} ago",
-                ", ".join(f"{name} {value:g}" for name, value in _given(limits.get(one.tenant))),
+                _describe(limits.get(one.tenant)),
             )
             for one in tokens.all()
         ]
     if rows:
         console.table(("id", "tenant", "created", "limits"), rows)
     else:
-        console.say("there are no tokens: only programs on this machine may use the server")
+        console.say("there are no tokens: a server that starts now serves only programs on this machine")
     return 0
 
 
-def _given(limits: TenantLimits | None) -> list[tuple[str, float]]:
-    """The limits that are set, by name."""
+def _describe(limits: TenantLimits | None) -> str:
+    """The limits that are set. Those that are not set are left out."""
     table = {} if limits is None else msgspec.structs.asdict(limits)
-    return [(name, value) for name, value in table.items() if value is not None]
+    return ", ".join(
+        f"{name.replace('_', ' ')} {console.size(value) if name == 'memory' else f'{value:g}'}"
+        for name, value in table.items()
+        if value is not None
+    )
 
 
 @token.command
 def revoke(name: str, /, *, state: Path | None = None) -> int:
-    """Revoke a token: new requests with it are refused at once.
+    """Revoke a token. A running server refuses it after five seconds at most.
 
     Parameters
     ----------

@@ -16,6 +16,7 @@ from dutyfree.wire.errors import WireError
 
 OPERATOR = "operator"
 """The tenant whose tokens see what the whole server does."""
+_INVALID = "it was revoked, or another server created it; create one there: dutyfree token create TENANT"
 SUBPROTOCOL = "dutyfree.token."
 """Begins the WebSocket subprotocol that carries a token."""
 
@@ -51,7 +52,7 @@ class Access:
             raise Refused(401, "unauthorized", "the server needs a token", "send Authorization: Bearer TOKEN")
         tenant = await self._tokens.tenant(secret)
         if tenant is None:
-            raise Refused(401, "unauthorized", "this token is not valid", "see: dutyfree token --help")
+            raise Refused(401, "unauthorized", "this token is not valid", _INVALID)
         return tenant
 
     def known_tenant(self, connection: HTTPConnection) -> str | None:
@@ -63,7 +64,7 @@ class Access:
         tenant = await self.tenant(connection)
         if tenant not in (LOCAL, OPERATOR):
             raise Refused(
-                403, "forbidden", "only the operator may see this", f"dutyfree token create {OPERATOR}"
+                403, "forbidden", "only the operator may see this", f"use a token of the tenant {OPERATOR}"
             )
 
 

@@ -163,7 +163,9 @@ class Admission:
             delay = bucket.delay(limits.creates_per_second, loop.time(), demand.sandboxes)
             if delay > 0:
                 numbers = self._numbers(tenant, delay)
-                raise _exhausted(f"{tenant} creates sandboxes too fast", numbers)
+                rate = f"{limits.creates_per_second:g} per second"
+                what = f"{tenant} creates sandboxes too fast: its limit is {rate}"
+                raise _exhausted(what, numbers, "create them more slowly")
         self._last += 1
         number = self._last
         granted = self._waiting[number] = loop.create_future()
@@ -179,8 +181,12 @@ class Admission:
                 self._queue.withdraw(tenant, number)
                 self._advance()  # it may have been in the way of others
             if isinstance(error, TimeoutError):
-                what = f"no room for {demand.sandboxes} sandboxes of {tenant} within {patience:g} s"
-                raise _exhausted(what, self._numbers(tenant, self._estimate(tenant))) from None
+                numbers = self._numbers(tenant, self._estimate(tenant))
+                what = (
+                    f"no room for {_count(demand.sandboxes)} within {patience:g} s: {tenant} has "
+                    f"{numbers['sandboxes']}, and {numbers['waiting']} more requests wait"
+                )
+                raise _exhausted(what, numbers, "end some sandboxes") from None
             raise
         return _once(lambda: self._give_back(tenant, demand))
 
@@ -219,9 +225,12 @@ class Admission:
         }
 
 
-def _exhausted(message: str, numbers: dict[str, object]) -> Exhausted:
-    remedy = "end some sandboxes, wait, or ask the operator for more"
-    return Exhausted(message, remedy=remedy, numbers=numbers)
+def _count(sandboxes: int) -> str:
+    return "one more sandbox" if sandboxes == 1 else f"{sandboxes} more sandboxes"
+
+
+def _exhausted(message: str, numbers: dict[str, object], remedy: str) -> Exhausted:
+    return Exhausted(message, remedy=f"{remedy}, wait, or ask the operator for more", numbers=numbers)
 
 
 def _once(function: Callable[[], None]) -> Callable[[], None]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
@@ -95,7 +96,8 @@ class Routes:
                 *SwerexRoutes(self._service, self._access).routes(),
                 Route("/v1/layers", self._guarded(Routes.layers), methods=["GET"]),
                 *self._layers.routes(),
-            ]
+            ],
+            exception_handlers={404: _unknown, 405: _unknown},
         )
 
     def _guarded(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
@@ -261,6 +263,14 @@ def _calling(name: str) -> Endpoint:
 
 async def _document(_: Request) -> Response:
     return Response(openapi.document(), media_type="application/json")
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    """The answer to a request that no route takes: an error of the same form as all others."""
+    assert isinstance(error, HTTPException)
+    message = f"there is no {request.method} {request.url.path[:200]}"
+    found = WireError("not_found", message, "program", retryable=False, remedy="see: GET /v1/openapi.json")
+    return _answer(request, {"error": found}, error.status_code, dict(error.headers or {}))
 
 
 async def _healthy(_: Request) -> Response:

@@ -153,8 +153,8 @@ async def in_time(patience: float | None, creating: Awaitable[T]) -> T:
             return await creating
     except TimeoutError:
         raise Exhausted(
-            f"no sandbox within {patience:g} s, as you asked",
-            remedy="wait longer",
+            f"no sandbox within {patience:g} s, which is the patience of the request",
+            remedy="give the request more time, or end some sandboxes",
             numbers={"retry_after": 1.0},
         ) from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import os
 import socket
@@ -73,7 +74,12 @@ class Address:
             listener.listen(_BACKLOG)
         except OSError as error:
             where = self.path or f"{self.host}:{self.port}"
-            raise Unavailable(f"cannot listen on {where}: {error.strerror or error}") from error
+            remedy = "choose another address with --listen"
+            if error.errno == errno.EADDRINUSE:
+                remedy = "stop the program that listens there, or choose another port with --listen"
+            raise Unavailable(
+                f"cannot listen on {where}: {error.strerror or error}", remedy=remedy
+            ) from error
         return listener
 
 
@@ -91,7 +97,7 @@ def _bind_unix(path: Path) -> socket.socket:
     if path.is_socket():
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
             probe.connect(str(path))
-            raise OSError(98, "a server listens there already")
+            raise OSError(errno.EADDRINUSE, "a server listens there already")
         path.unlink()
     before = os.umask(0o177)
     try:
@@ -115,8 +121,19 @@ def check(address: Address, service: Service) -> None:
     if not address.is_local and not service.tokens.exist():
         raise UsageError(
             f"{address.host}:{address.port} can be reached from other machines, and there is no token",
-            remedy="create one: dutyfree token create NAME",
+            remedy="create one: dutyfree token create TENANT",
         )
+
+
+def _load(config: uvicorn.Config, certificate: Path | None, key: Path | None) -> None:
+    """Read the certificate and the key. Raises UsageError if TLS cannot use them."""
+    try:
+        config.load()
+    except OSError as error:
+        raise UsageError(
+            f"cannot use the certificate {certificate} with the key {key}: {error.strerror or error}",
+            remedy="give two files in PEM format: the certificate and its private key",
+        ) from error
 
 
 @asynccontextmanager
@@ -131,7 +148,6 @@ async def serving(
 ) -> AsyncIterator[str]:
     """Serve while the context lasts; gives the URL. Raises UsageError, Unavailable."""
     check(address, service)
-    listener = address.bind()
     access = Access(service.tokens, needs_token=not address.is_local or service.tokens.exist())
     routes = Routes(service, access)
 
@@ -154,11 +170,8 @@ async def serving(
         ssl_keyfile=None if key is None else str(key),
         timeout_graceful_shutdown=5,
     )
-    try:
-        config.load()  # now: uvicorn would do it in the task below, and its failure would be waited for
-    except OSError as error:
-        listener.close()
-        raise UsageError(f"{certificate} and {key} cannot be used: {error.strerror or error}") from error
+    _load(config, certificate, key)  # here, because a server task that fails never listens
+    listener = address.bind()
     server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:

@@ -33,7 +33,7 @@ class WireError(msgspec.Struct, frozen=True, omit_defaults=True):
     """An error, for any client."""
 
     code: str
-    """The name of its class, as in ``path_not_found``; docs/service.md lists all."""
+    """The name of its class, as in ``path_not_found``."""
     message: str
     verdict: Verdict
     """Who caused it: the task, the infrastructure, or the calling program."""

@@ -171,6 +171,11 @@ class Connection:
             raise Unavailable(
                 f"{address.url} refused the connection: status {status}", remedy=remedy
             ) from error
+        except ssl.SSLCertVerificationError as error:
+            raise Unavailable(
+                f"the certificate of {address.url} is not trusted: {error.verify_message}",
+                remedy="give the file of its authority: certificates=…",
+            ) from error
         except (OSError, WebSocketException, TimeoutError) as error:
             raise Unavailable(
                 f"no server answers at {address.url}: {error or 'it took too long'}",
@@ -346,7 +351,8 @@ class PendingCall:
             self._wake()
 
     def lose(self, reason: str) -> None:
-        self.fail(ExecError(f"the connection was lost while {self._method} ran: {reason}"))
+        remedy = "it may have taken effect: repeat the rollout, or check before you call again"
+        self.fail(ExecError(f"the connection was lost while {self._method} ran: {reason}", remedy=remedy))
 
     def add_item(self, payload: bytes) -> None:
         self._items.append(payload)
