@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import anyio
 import msgspec
 import pytest
 
@@ -33,6 +34,7 @@ from dutyfree.substrates.native import Native, NativeConfig
 
 async def main():
     config, keeper = NativeConfig(**{options}), Path(sys.argv[1])
+    spare = [open("/dev/null") for _ in range(40)]  # so that the socket of the launcher has a high number
     async with Native(config, keeper=keeper) as native, AsyncExitStack() as stack:
         async def held(lease, recipe=Recipe()):
             sandbox = await stack.enter_async_context(native.sandbox(recipe))
@@ -239,6 +241,24 @@ sandboxes = [await held(0.5), await held(1.5)]
                 await enter(native.node.adopt(killed.kept[1]))
             async with native.sandbox() as fresh:
                 assert (await fresh.exec("echo new")).stdout == b"new\n"
+
+
+async def test_a_launcher_without_an_owner_does_not_spin(keeper: Path) -> None:
+    body = """
+sandboxes = [await held(60)]
+"""
+    with killed_owner(keeper, body) as killed:
+        await anyio.sleep(0.5)
+        before = _cpu_ticks(killed.launcher)
+        await anyio.sleep(1)
+        assert _cpu_ticks(killed.launcher) - before < 20  # of 100 in this second
+        async with adopted(keeper, killed.kept) as (sandbox,):
+            assert (await sandbox.exec("true")).exit_code == 0
+
+
+def _cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
 
 
 async def test_what_is_not_adopted_is_swept(keeper: Path) -> None:

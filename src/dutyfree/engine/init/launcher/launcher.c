@@ -219,7 +219,9 @@ static void lose_owner(void)
 {
 	if (!host.keeps)
 		shut_down();
-	close_fd(&owner); /* this also removes it from epoll */
+	/* Another descriptor may refer to the same socket, so closing ours would not remove it from epoll. */
+	epoll_ctl(launcher_epoll, EPOLL_CTL_DEL, owner, NULL);
+	close_fd(&owner);
 	slots_target = 0;
 	title_set_owner(0);
 	keep_orphan();
