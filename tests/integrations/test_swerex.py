@@ -43,7 +43,8 @@ async def runtime(url: str) -> AsyncIterator[RemoteRuntime]:
 
 
 async def test_it_is_alive(runtime: RemoteRuntime) -> None:
-    assert await runtime.is_alive()
+    await runtime.wait_until_alive(timeout=60)  # the first request creates the sandbox
+    assert await runtime.is_alive(timeout=10)
 
 
 async def test_its_commands_are_in_the_event_stream(runtime: RemoteRuntime, url: str) -> None:
