@@ -13,12 +13,11 @@ import anyio.lowlevel
 
 from dutyfree.contract import Limits, Span
 from dutyfree.contract.errors import CleanupError, CreateError
-from dutyfree.engine.launcher.protocol import Frame
+from dutyfree.engine.sandbox.guest import Guest
 from dutyfree.substrates.docker import guest
 from dutyfree.substrates.docker.config import DockerConfig
 from dutyfree.substrates.docker.engine import REMEDY, Engine, EngineError, EngineLost
 from dutyfree.substrates.docker.gc import ROLE, remove
-from dutyfree.substrates.docker.guest import Guest
 from dutyfree.substrates.docker.processes import KEEPER
 from dutyfree.substrates.docker.sandbox import WORKDIR
 
@@ -42,9 +41,8 @@ class Container:
     async def works(self) -> bool:
         """Whether it still runs, and its init answers."""
         with anyio.move_on_after(CHECK_SECONDS), suppress(Exception):
-            if self.guest is not None and self.guest.channel is not None:
-                answer = await self.guest.channel.ask(Frame.PING, b"", timeout=0.0)
-                return answer.done.result() == 0
+            if self.guest is not None:
+                return await self.guest.ping()
             facts = await self._engine.request("GET", f"/containers/{self.id}/json")
             return bool(facts["State"]["Running"])
         return False
@@ -138,10 +136,10 @@ class Containers:
         return container
 
     async def _start(self, container: str, *, with_init: bool) -> Guest | None:
-        opened = Guest(self._engine, container) if with_init else None
+        opened: Guest | None = None
         try:
-            if opened is not None:
-                await opened.attach()
+            if with_init:
+                opened = await guest.attached(self._engine, container)
             await self._engine.request("POST", f"/containers/{container}/start")
         except BaseException as error:
             if opened is not None:

@@ -17,22 +17,16 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from dutyfree.contract import Limits
-from dutyfree.contract.errors import CleanupError, CreateError, ExecError, SandboxGone, SubstrateError
+from dutyfree.contract.errors import CleanupError, ExecError
 from dutyfree.engine.launcher.client import BINARY
 from dutyfree.engine.layers.command_defaults import CommandDefaults
-from dutyfree.engine.sandbox.init_sandbox import InitSandbox
-from dutyfree.engine.sandbox.lifecycle import Lifecycle
-from dutyfree.engine.sandbox.stream_channel import StreamChannel
+from dutyfree.engine.sandbox.guest import Guest, with_variables
 from dutyfree.substrates.docker import ending
 from dutyfree.substrates.docker.engine import Engine, EngineError, EngineLost
 from dutyfree.substrates.docker.gc import remove
 
 PROGRAM = "/.dutyfree-init"
 """The path of init in the container."""
-
-READY_SECONDS = 60.0
-"""How long init may take to answer in a started container."""
 
 SAID = 500
 """Bytes of init's stderr that an error message may contain."""
@@ -90,15 +84,6 @@ def defaults(image: Mapping[str, Any], container: str, home: str, path: str) -> 
     given = dict(entry.partition("=")[::2] for entry in image.get("Env") or ())
     environment = {"PATH": path, "HOSTNAME": container[:12], **given, "HOME": home}
     return with_variables(CommandDefaults(environment, b"", image.get("User") or "", "", ()), {})
-
-
-def with_variables(known: CommandDefaults, variables: Mapping[str, str]) -> CommandDefaults:
-    """Add a recipe's variables."""
-    merged = {**known.environment, **variables}
-    packed = b"".join(
-        f"{name}={value}".encode(errors="surrogateescape") + b"\0" for name, value in merged.items()
-    )
-    return known._replace(environment=merged, packed=packed)
 
 
 # --- The stream -------------------------------------------------------------------------------------------
@@ -186,7 +171,7 @@ async def _accepted(connected: socket.socket, container: str) -> None:
 
 
 class ContainerControl:
-    """Pause, continue and end one container. See ``lifecycle.SandboxControl``."""
+    """Pause, continue and end one container. See ``GuestControl``."""
 
     freezer = True
 
@@ -228,46 +213,14 @@ class ContainerControl:
         await remove(self._engine, self._container)
 
 
-class Guest:
-    """A container with our init, from before its start."""
-
-    def __init__(self, engine: Engine, container: str) -> None:
-        self._engine = engine
-        self._container = container
-        self._streams = Demultiplexer()
-        self._control = ContainerControl(engine, container)
-        self.channel: StreamChannel | None = None
-
-    async def attach(self) -> None:
-        """Before the start. Raises EngineError, EngineLost."""
-        connected = await attach(self._engine, self._container)
-        self.channel = StreamChannel(
-            connected,
-            self._container[:12],
-            self._control.give_up,
-            decode=self._streams.decode,
-            explain=lambda: ending.stream_reason(self._engine, self._container, self._streams.said),
-            responds=self._control.responds,
-        )
-
-    async def wait_ready(self) -> None:
-        """Wait until init answers. Raises CreateError."""
-        assert self.channel is not None
-        try:
-            with anyio.fail_after(READY_SECONDS):
-                await self.channel.wait_ready()
-        except TimeoutError as error:
-            raise CreateError(f"init in {self._container[:12]} does not answer") from error
-        except CreateError:
-            raise
-        except (SubstrateError, SandboxGone) as error:
-            raise CreateError(f"init in {self._container[:12]} did not start: {error}") from error
-
-    def sandbox(self, known: CommandDefaults, limits: Limits) -> InitSandbox:
-        assert self.channel is not None
-        lifecycle = Lifecycle(self._container[:12], self.channel, self._control)
-        return InitSandbox(self._container[:12], lifecycle, known, limits.output)
-
-    def close(self) -> None:
-        if self.channel is not None:
-            self.channel.close()
+async def attached(engine: Engine, container: str) -> Guest:
+    """The init of a container that has not started. Raises EngineError, EngineLost."""
+    connected = await attach(engine, container)
+    streams = Demultiplexer()
+    return Guest(
+        container[:12],
+        connected,
+        ContainerControl(engine, container),
+        decode=streams.decode,
+        explain=lambda: ending.stream_reason(engine, container, streams.said),
+    )

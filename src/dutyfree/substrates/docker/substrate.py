@@ -22,6 +22,7 @@ from dutyfree.contract.substrate import refuse_second_entry
 from dutyfree.engine.host.file_system import storage_fact
 from dutyfree.engine.launcher.client import BINARY
 from dutyfree.engine.layers import run_stage
+from dutyfree.engine.sandbox.guest import with_variables
 from dutyfree.engine.sandbox.init_sandbox import InitSandbox
 from dutyfree.substrates.docker import guest, images
 from dutyfree.substrates.docker.config import DockerConfig
@@ -237,7 +238,7 @@ class DockerSubstrate:
         if container.guest is None:
             return DockerSandbox(self._engine, container.id, kind.limits, variables, container.spans)
         known = guest.defaults(held, container.id, WORKDIR, images.path(held))
-        sandbox = container.guest.sandbox(guest.with_variables(known, variables), kind.limits)
+        sandbox = container.guest.sandbox(with_variables(known, variables), kind.limits)
         sandbox.spans = container.spans
         return sandbox
 
