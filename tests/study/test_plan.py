@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -125,6 +126,8 @@ def test_the_shipped_plans_are_good(name):
         ('name = "mine"', 'name = "mine"\ndrop_caches = 1', "drop_caches must be true or false, not 1"),
         ('name = "mine"', 'name = "mine"\nsettle = -1', "settle must be a number of seconds ≥ 0, not -1"),
         ('name = "mine"', 'name = "mine"\nheld_out = ["T1"]', "held_out names 'T1', which is not among"),
+        ('name = "mine"', 'name = "mine"\nmost = {never = 2}', "[most] names 'never', which is not among"),
+        ('name = "mine"', 'name = "mine"\nmost = {bare = 0}', "[most] bare needs at least one trial"),
         ('name = "mine"', 'name = "mine"\nlimits = {memory = "much"}', "memory"),
         ('name = "mine"', 'name = "mine"\nlimits = {disk = "1G"}', "[limits] disk cannot be the same"),
         ('name = "mine"', 'name = "mine"\nrecorded = {mine = "x"}', "recorded names 'mine', which is not"),
@@ -164,6 +167,18 @@ def some_plans(draw):
     )
 
 
+@given(some_plans(), st.integers(1, 12))
+def test_a_slow_substrate_gets_fewer_trials(plan, most):
+    slow = plan.substrates[0]
+    bounded = msgspec.structs.replace(plan, most={slow: most})
+    for workload, label, parallel in plans.cells(plan, plan.substrates):
+        wanted = plan.workloads[workload]
+        bound = min(wanted, most) if label == slow else wanted
+        assert plans.trials(bounded, workload, label, parallel) == -(-bound // parallel) * parallel
+    ran = Counter(batch.cell for found in plans.rounds(bounded, plan.substrates) for batch in found)
+    assert all(count * cell[2] == plans.trials(bounded, *cell) for cell, count in ran.items())
+
+
 @given(some_plans())
 def test_every_cell_gets_every_trial_exactly_once(plan):
     ids = Counter(
@@ -174,7 +189,7 @@ def test_every_cell_gets_every_trial_exactly_once(plan):
     )
     assert set(ids.values()) == {1}
     cells = plans.cells(plan, plan.substrates)
-    assert len(ids) == sum(plans.trials(plan, workload, parallel) for workload, _, parallel in cells)
+    assert len(ids) == sum(plans.trials(plan, *cell) for cell in cells)
 
 
 @given(some_plans())

@@ -97,7 +97,7 @@ def describe(sample: Sample, plan: dict[str, Any], decomposer: Decomposer) -> Ce
         substrate=substrate,
         parallel=parallel,
         actions=actions,
-        planned=planned_trials(plan, workload, parallel),
+        planned=planned_trials(plan, workload, substrate, parallel),
         warmups=sample.warmups,
         trials=len(sample.trials),
         succeeded=len(sample.succeeded),
@@ -118,11 +118,16 @@ def describe(sample: Sample, plan: dict[str, Any], decomposer: Decomposer) -> Ce
     )
 
 
-def planned_trials(plan: dict[str, Any], workload: str, parallel: int) -> int | None:
+def planned_trials(plan: dict[str, Any], workload: str, substrate: str, parallel: int) -> int | None:
     """The number in the plan, rounded up to whole batches of ``parallel``."""
     workloads = plan.get("workloads")
     trials = workloads.get(workload) if isinstance(workloads, dict) else None
-    return math.ceil(trials / parallel) * parallel if isinstance(trials, int) else None
+    if not isinstance(trials, int):
+        return None
+    most = plan.get("most")
+    limit = most.get(substrate) if isinstance(most, dict) else None
+    wanted = min(trials, limit) if isinstance(limit, int) else trials
+    return math.ceil(wanted / parallel) * parallel
 
 
 def composition(parts: Sequence[TrialComponents], totals: Floats) -> dict[str, float]:

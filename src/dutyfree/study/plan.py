@@ -47,6 +47,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         dict[str, Annotated[int, Meta(description="a number of trials")]], Meta(examples=["{T0 = 10}"])
     ]
     """Name of a workload, as in ``workloads.NAMES`` or ``recorded`` → number of trials on every substrate."""
+    most: dict[str, Annotated[int, Meta(description="a number of trials")]] = {}
+    """Label → the most trials of each workload on it: for a substrate that is much slower than the others."""
     parallel: Annotated[
         dict[str, Annotated[list[int], Meta(examples=["[8, 32]"])]], Meta(examples=["{T0 = [8, 32]}"])
     ] = {}
@@ -193,8 +195,11 @@ def check(plan: Plan, where: str = "the plan") -> Plan:
         )
     for label in plan.substrates:
         _check_substrate(plan, label, where)
-    for key, labels in (("optional", plan.optional), ("options", plan.options)):
+    for key, labels in (("optional", plan.optional), ("options", plan.options), ("[most]", plan.most)):
         _check_named(f"{where}: {key}", labels, plan.substrates, "substrates")
+    for label, trials in plan.most.items():
+        if trials < 1:
+            raise PlanError(f"{where}: [most] {label} needs at least one trial, not {trials}")
     _check_workloads(plan, where)
     if plan.remote is not None and any(project_of(name) == "networkx" for name in plan.workloads):
         raise PlanError(
@@ -288,9 +293,14 @@ def cells(plan: Plan, labels: Sequence[str]) -> list[tuple[str, str, int]]:
     ]
 
 
-def trials(plan: Plan, workload: str, parallel: int) -> int:
+def trials(plan: Plan, workload: str, label: str, parallel: int) -> int:
     """The number of trials of a cell: as in the plan, rounded up to whole batches."""
-    return math.ceil(plan.workloads[workload] / parallel) * parallel
+    return math.ceil(_wanted(plan, workload, label) / parallel) * parallel
+
+
+def _wanted(plan: Plan, workload: str, label: str) -> int:
+    wanted = plan.workloads[workload]
+    return min(wanted, plan.most.get(label, wanted))
 
 
 def warmups(plan: Plan, session: int, open_cells: Iterable[tuple[str, str, int]]) -> list[Batch]:
@@ -309,7 +319,7 @@ def rounds(plan: Plan, labels: Sequence[str]) -> Iterator[list[Batch]]:
         batches = [
             Batch(workload, label, parallel, tuple(range(number, number + parallel)))
             for workload, label, parallel in cells(plan, labels)
-            if number < plan.workloads[workload] and number % parallel == 0
+            if number < _wanted(plan, workload, label) and number % parallel == 0
         ]
         random.Random(f"{plan.seed}/{number}").shuffle(batches)  # noqa: S311 (an order, not a secret)
         yield batches

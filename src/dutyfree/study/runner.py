@@ -262,7 +262,7 @@ class _StudyRun:
         rounds = list(plans.rounds(self._plan, labels))
         left = [batch for batches in rounds for batch in plans.remaining(batches, self._done)]
         warmups = plans.warmups(self._plan, self._session, (batch.cell for batch in left))
-        total = sum(plans.trials(self._plan, workload, parallel) for workload, _, parallel in cells)
+        total = sum(plans.trials(self._plan, *cell) for cell in cells)
         done = total - sum(len(batch.indices) for batch in left)
         total += len(warmups)
         self._progress.begin(done, total)
@@ -327,7 +327,7 @@ class _StudyRun:
         left = 0.0
         for cell in plans.cells(self._plan, labels):
             workload, _, parallel = cell
-            missing = plans.trials(self._plan, workload, parallel) - len(self._trials[cell])
+            missing = plans.trials(self._plan, *cell) - len(self._trials[cell])
             others = (found for name, found in self._trials.items() if name[0] == workload)
             known = self._trials[cell] or [one for found in others for one in found]
             if not missing or plans.settled(self._plan.adaptive, self._trials[cell]):
