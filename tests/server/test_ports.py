@@ -13,6 +13,7 @@ import anyio.to_thread
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
+from websockets.typing import Subprotocol
 
 from dutyfree.contract import Recipe
 from dutyfree.server.ports import target_of
@@ -68,12 +69,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 Content_Security_Policy="default-src 'none'", X_Content_Type_Options="none")
         if self.path == "/status":
             return self.reply(700, b"")
+        if self.path == "/upgraded":
+            return self.reply(200, json.dumps(upgraded).encode())
         size = int(self.headers.get("Content-Length", 0))
         body = self.rfile.read(size)
         seen = {"method": self.command, "path": self.path, "size": len(body), "headers": dict(self.headers)}
         self.reply(200, json.dumps(seen).encode(), Content_Type="application/json")
 
     def websocket(self):
+        if self.path == "/websocket-headers":
+            global upgraded
+            upgraded = {name.lower(): value for name, value in self.headers.items()}
+            return self.reply(403, b"no")
         if self.path == "/no-websocket":
             return self.reply(403, b"no", Set_Cookie="a=b")
         key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -292,6 +299,21 @@ async def test_a_websocket_of_another_site(proxied: Proxied) -> None:
     with pytest.raises(InvalidStatus) as refused:
         await connect(url, proxy=None, additional_headers={"Origin": "http://evil.example"})
     assert refused.value.response.status_code == 403
+
+
+@pytest.mark.parametrize("given", [{}, {"Authorization": "Bearer any"}, {"X-API-Key": "any"}])
+async def test_a_token_as_a_subprotocol_stays_here(proxied: Proxied, given: dict[str, str]) -> None:
+    """A server in a sandbox that reads it could use the server in the client's name."""
+    offered = [Subprotocol("chat"), Subprotocol("dutyfree.token.dutyfree_secret"), Subprotocol("dutyfree.v1")]
+    url = f"ws://{proxied.address}{proxied.path}/8000/websocket-headers"
+    with pytest.raises(InvalidStatus):
+        await connect(url, proxy=None, subprotocols=offered, additional_headers=given)
+    _, found, _ = await proxied.ask("GET", "/8000/upgraded")
+    assert b"dutyfree_secret" not in found
+    assert json.loads(found)["sec-websocket-protocol"] == "chat, dutyfree.v1", "its own are passed on"
+    header = {"Sec-WebSocket-Protocol": "Dutyfree.Token.dutyfree_secret"}
+    _, found, _ = await proxied.ask("GET", "/8000/", **header)
+    assert b"dutyfree_secret" not in found
 
 
 async def test_tcp_by_upgrade(proxied: Proxied) -> None:

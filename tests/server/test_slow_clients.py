@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import http.client
 import json
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import anyio
+import anyio.to_thread
 import msgspec
 import pytest
 from websockets.asyncio.client import connect
@@ -365,3 +368,40 @@ async def test_a_tenant_is_one_however_it_writes_its_token(with_token: tuple[str
             assert b" 503 " in await client.reader.readline()
     for client in clients:
         client.close()
+
+
+async def test_an_upload_by_link_counts_for_the_tenant_of_the_link(
+    with_token: tuple[str, str, ByteBudget],
+) -> None:
+    """The link needs no token, so a tenant could send it from many addresses."""
+    address, token, budget = with_token
+    template = await _asked(address, token, "POST", "/v3/templates", {"name": "t"})
+    clients = []
+    for name in ("first", "second"):
+        link = await _asked(address, token, "GET", f"/templates/{template['templateID']}/files/{name}")
+        client = await Raw.open(address)
+        clients.append(client)
+        path = link["url"].partition(address)[2]
+        await client.send(
+            f"PUT {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500000\r\n\r\n".encode()
+        )
+        await client.send(b" " * 400_000)
+        if name == "first":
+            await until(lambda: budget._used["greedy"] == 400_000)
+    with anyio.fail_after(10):
+        assert b" 503 " in await clients[1].reader.readline()
+    for client in clients:
+        client.close()
+
+
+async def _asked(address: str, token: str, method: str, path: str, body: Any = None) -> Any:
+    def ask() -> Any:
+        connection = http.client.HTTPConnection(address, timeout=60)
+        data = None if body is None else json.dumps(body).encode()
+        connection.request(method, path, data, {"X-API-Key": token})
+        with connection.getresponse() as answer:
+            found = json.loads(answer.read())
+        connection.close()
+        return found
+
+    return await anyio.to_thread.run_sync(ask)

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from dutyfree.contract.errors import Exhausted, LimitError, RecipeError
+from dutyfree.contract.errors import Exhausted, LimitError, RecipeError, UsageError
 from dutyfree.server import files, tenant_rules
+from dutyfree.server.admission import TenantLimits
 from dutyfree.server.bodies import LARGEST_REQUEST, ByteBudget
 from dutyfree.server.tokens import Tokens
 from tests.serving import serving
@@ -309,3 +310,28 @@ def test_no_client_takes_all_of_the_memory_for_requests() -> None:
         budget.take("third", 1)
     budget.give_back("one", 50)
     budget.take("third", 50)
+
+
+# --- The name of callers without a token ------------------------------------------------------------
+
+
+def test_the_name_of_callers_without_a_token_is_reserved(tmp_path: Path) -> None:
+    with Tokens(tmp_path / "server.sqlite") as tokens:
+        with pytest.raises(UsageError, match="'local' is reserved"):
+            tokens.create("local")
+        with pytest.raises(UsageError, match="'local' is reserved"):
+            tokens.set_limits("local", TenantLimits(1))
+
+
+@pytest.mark.native
+def test_a_token_of_that_name_is_refused(tmp_path: Path) -> None:
+    """It was created when the name was free. It would be the operator, and reach the host's loopback."""
+    with Tokens(tmp_path / "server.sqlite") as tokens:
+        secret = tokens.create("localx")
+        tokens._database.execute("UPDATE tokens SET tenant = 'local'")
+    with serving(tmp_path) as url:
+        client = Tenant(url, secret)
+        for method, path in (("POST", "/v1/sandboxes"), ("GET", "/metrics"), ("GET", "/v1/layers")):
+            status, found = client(method, path, {} if method == "POST" else None)
+            assert (status, found["error"]["code"]) == (403, "forbidden"), path
+            assert "callers without a token" in found["error"]["message"]

@@ -17,6 +17,7 @@ from dutyfree.wire.errors import WireError
 OPERATOR = "operator"
 """The tenant whose tokens see what the whole server does."""
 _INVALID = "it was revoked, or another server created it; create one there: dutyfree token create TENANT"
+_RESERVED = f"the tenant of this token is {LOCAL!r}, a name that the server uses for callers without a token"
 SUBPROTOCOL = "dutyfree.token."
 """Begins the WebSocket subprotocol that carries a token."""
 
@@ -53,6 +54,10 @@ class Access:
         tenant = await self._tokens.tenant(secret)
         if tenant is None:
             raise Refused(401, "unauthorized", "this token is not valid", _INVALID)
+        if tenant == LOCAL:  # from a time when the name was not reserved
+            raise Refused(
+                403, "forbidden", _RESERVED, "create a token for another tenant, and revoke this one"
+            )
         return tenant
 
     def known_tenant(self, connection: HTTPConnection) -> str | None:

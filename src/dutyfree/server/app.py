@@ -33,7 +33,8 @@ from dutyfree.server.disconnects import while_connected
 from dutyfree.server.e2b.control import ControlRoutes
 from dutyfree.server.e2b.envd import EnvdRoutes
 from dutyfree.server.fusion import run_code
-from dutyfree.server.handlers import HANDLERS, DirectCall, info
+from dutyfree.server.handlers import HANDLERS, DirectCall
+from dutyfree.server.handlers.creation import info
 from dutyfree.server.layers import LayerRoutes
 from dutyfree.server.observed import Origin, command_of, request_id
 from dutyfree.server.ports import PortRoutes

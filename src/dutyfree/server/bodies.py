@@ -19,6 +19,9 @@ from dutyfree.server.access import Refused
 LARGEST_REQUEST = 256 << 20
 """Bytes of the largest request, and of the largest file that is read in one piece."""
 
+TENANT = "dutyfree.tenant"
+"""The key in the scope of a request under which a route says whose it is, if no token does."""
+
 
 class TooLarge(Refused):
     """A request has more bytes than any may have."""

@@ -12,10 +12,9 @@ import asyncio
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from operator import attrgetter
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +24,6 @@ from dutyfree.contract import Observation
 from dutyfree.contract.errors import DutyfreeError, SandboxClosed, verdict
 from dutyfree.engine.pool.scheduler.ledger import Ledger
 from dutyfree.server.sandboxes import Held, Sandboxes
-from dutyfree.wire.calls import BatchResult
 from dutyfree.wire.errors import WireError, describe
 from dutyfree.wire.events import (
     Action,
@@ -43,7 +41,7 @@ from dutyfree.wire.events import (
 
 if TYPE_CHECKING:
     from dutyfree.engine.pool.pool import Pool as SandboxPool
-    from dutyfree.server.handlers import Context, Handler
+    from dutyfree.server.handlers import Context
 
 T = TypeVar("T")
 
@@ -58,7 +56,7 @@ ENDING = 10.0
 LISTENERS = 32
 """Streams that a tenant may read at once."""
 
-_SHORT = 160
+SHORT = 160
 """Characters of a label."""
 _MESSAGE = 500
 _LABELS = 16
@@ -66,33 +64,9 @@ _SPANS = 32
 _LEASES = 64
 """Sandboxes in one event about leases."""
 
-QUIET = frozenset({"keep_alive", "sandboxes", "facts", "missing", "release"})
-"""Calls that have an event of their own, or that change nothing."""
-NODE = frozenset({"create", "prepare", "prefetch", "put_files", "forget"})
-"""Calls for the whole server. They have an event if they fail."""
-
 _CANCELLED = WireError(
     "cancelled", "the client cancelled the call, went away, or ended the sandbox", "program", False
 )
-
-_SUBJECTS: dict[str, Callable[[Any], object]] = {
-    **dict.fromkeys(("exec", "start", "terminal"), attrgetter("command")),
-    "stream": attrgetter("action.command"),
-    **dict.fromkeys(
-        ("read", "write", "list", "remove", "edit", "upload", "download", "watch"), attrgetter("path")
-    ),
-    "search": attrgetter("text"),
-    **dict.fromkeys(("call", "restart"), attrgetter("service")),
-    **dict.fromkeys(
-        ("attach", "process_wait", "process_kill", "process_signal", "process_write", "process_close"),
-        attrgetter("process"),
-    ),
-    "batch": lambda wanted: f"{len(wanted.actions)} actions",
-    "fork": lambda wanted: f"{wanted.count} copies",
-    "connect": lambda wanted: f"port {wanted.port}",
-    **dict.fromkeys(("create", "prepare"), lambda wanted: _image(wanted)),
-}
-"""What the label of a call shows of its arguments."""
 
 
 class Ring:
@@ -360,63 +334,11 @@ class Events:
         return tuple(described(held) for held in found)
 
 
-def _image(wanted: Any) -> object:
-    """The image that a creation names, or the recipe itself."""
-    return getattr(wanted, "recipe", wanted).image or "the usual image"
-
-
-def recorded(function: Handler) -> Handler:
-    """The same handler, which also publishes how its calls end."""
-    call = function.__name__.rstrip("_")
-    subject = _SUBJECTS.get(call)
-    of_sandbox = call not in NODE
-    if call in QUIET:
-        return function
-
-    async def run(context: Context, arguments: Any) -> Any:
-        events = context.service.events
-        label = "" if subject is None else short(subject(arguments))
-        running = events.begin(call, label, context.tenant, events.held(context) if of_sandbox else None)
-        try:
-            result = await function(context, arguments)
-        except BaseException as error:
-            events.fail(running, error)
-            raise
-        if of_sandbox:
-            events.end(running, result, outcome_of(result))
-        else:
-            events.forget(running)
-        return result
-
-    return run
-
-
-async def acted(events: Events, call: str, command: object, held: Held, work: Awaitable[T]) -> T:
-    """Carry out a call in a sandbox that has no handler, and publish how it ends."""
-    running = events.begin(call, short(command), held.tenant, held)
-    try:
-        result = await work
-    except BaseException as error:
-        events.fail(running, error)
-        raise
-    events.end(running, result, outcome_of(result))
-    return result
-
-
-def short(subject: object) -> str:
-    """The beginning of a command or a path."""
-    if isinstance(subject, str):
-        return subject[:_SHORT]
-    if isinstance(subject, tuple | list):
-        return " ".join([str(part)[:_SHORT] for part in subject[:_LABELS]])[:_SHORT]
-    return ""
-
-
 def described(held: Held) -> Created:
     """A sandbox for readers. Labels come from clients, so they are shortened."""
     sandbox, members = held.sandbox, held.creation.members
     of_group = len(held.creation.sandboxes) > 1 and members
-    labels = {name[:_SHORT]: value[:_SHORT] for name, value in islice(held.labels.items(), _LABELS)}
+    labels = {name[:SHORT]: value[:SHORT] for name, value in islice(held.labels.items(), _LABELS)}
     return Created(
         at=held.created,
         tenant=held.tenant,
@@ -428,21 +350,6 @@ def described(held: Held) -> Created:
         expires=held.expires,
         paused=sandbox.paused,
     )
-
-
-def outcome_of(result: object) -> Outcome:
-    """How a call ended that has returned this."""
-    if isinstance(result, Observation):
-        if result.timed_out:
-            return "timeout"
-        return "ok" if result.exit_code == 0 else "failed"
-    if isinstance(result, list) and result and isinstance(result[-1], BatchResult):
-        return max((_batch_outcome(one) for one in result), key=lambda one: one != "ok")
-    return "ok"
-
-
-def _batch_outcome(result: BatchResult) -> Outcome:
-    return result.error.verdict if result.error is not None else outcome_of(result.observation)
 
 
 def _shortened(error: BaseException) -> WireError:

@@ -17,7 +17,8 @@ from dutyfree.contract.errors import ActionError, DutyfreeError, ExecError
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.server.bodies import LARGEST_REQUEST
 from dutyfree.server.disconnects import while_connected
-from dutyfree.server.handlers import DirectCall, admitted, demand_of
+from dutyfree.server.handlers import DirectCall
+from dutyfree.server.handlers.creation import admitted, demand_of
 from dutyfree.server.json_form import json_response
 from dutyfree.server.service import Service
 

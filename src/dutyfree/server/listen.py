@@ -19,7 +19,7 @@ from starlette.types import Scope
 from dutyfree.contract.errors import Unavailable, UsageError
 from dutyfree.server.access import Access
 from dutyfree.server.app import Routes
-from dutyfree.server.bodies import ByteBudget, bounded
+from dutyfree.server.bodies import TENANT, ByteBudget, bounded
 from dutyfree.server.channel_socket import ChannelSocket
 from dutyfree.server.connections import ConnectionLimits, GuardedConfig, check_all
 from dutyfree.server.e2b import envd
@@ -153,7 +153,8 @@ async def serving(
 
     def tenant_of(scope: Scope) -> str | None:
         connection = HTTPConnection(scope)
-        return access.known_tenant(connection) or envd.tenant_of(service, connection)
+        found = access.known_tenant(connection) or envd.tenant_of(service, connection)
+        return found or scope.get(TENANT)
 
     config = GuardedConfig(
         bounded(routes.app(), passes_on, budget, tenant_of),

@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 
 from dutyfree.contract.errors import ActionError, DutyfreeError
 from dutyfree.server import logs
-from dutyfree.server.access import Access, Refused
+from dutyfree.server.access import SUBPROTOCOL, Access, Refused
 from dutyfree.server.connections import reset
 from dutyfree.server.json_form import dump
 from dutyfree.server.service import Service
@@ -276,10 +276,18 @@ def _passed_on(connection: HTTPConnection, target: Target) -> Iterable[tuple[str
     yield "X-Forwarded-Host", connection.headers.get("host", "")
     yield "X-Forwarded-Proto", connection.url.scheme
     for name, value in connection.headers.items():
+        if name == "sec-websocket-protocol" and not (value := _without_token(value)):
+            continue
         if name not in dropped and not name.startswith("x-forwarded-"):
             yield name, value
     if "transfer-encoding" in connection.headers and "content-length" not in connection.headers:
         yield "Transfer-Encoding", "chunked"
+
+
+def _without_token(protocols: str) -> str:
+    """The subprotocols of a WebSocket that are for its server: one of them may carry the client's token."""
+    names = [name.strip() for name in protocols.split(",")]
+    return ", ".join(name for name in names if not name.lower().startswith(SUBPROTOCOL))
 
 
 def _answered(headers: Iterable[tuple[bytes, bytes]], target: Target) -> list[tuple[bytes, bytes]]:

@@ -25,7 +25,7 @@ from dutyfree.contract.errors import ActionError, DutyfreeError
 from dutyfree.engine.sandbox.shell import NativeShell
 from dutyfree.server.access import Access, Refused
 from dutyfree.server.bodies import LARGEST_REQUEST
-from dutyfree.server.events import acted
+from dutyfree.server.call_events import acted
 from dutyfree.server.handlers import HANDLERS, DirectCall
 from dutyfree.server.json_form import json_response
 from dutyfree.server.sandboxes import Held

@@ -17,6 +17,7 @@ import msgspec
 
 from dutyfree.contract.errors import UsageError
 from dutyfree.server.admission import TenantLimits
+from dutyfree.server.tenant_rules import LOCAL
 
 NO_LIMITS = TenantLimits()
 
@@ -165,6 +166,11 @@ def _check_name(tenant: str) -> None:
         raise UsageError(
             f"{tenant!r} is not a name for a tenant",
             remedy="use at most 40 lower-case letters, digits and hyphens",
+        )
+    if tenant == LOCAL:
+        raise UsageError(
+            f"the name {LOCAL!r} is reserved: the server uses it for callers without a token",
+            remedy="choose another name for the tenant",
         )
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
+import zlib
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from dutyfree.contract.errors import ActionError, DutyfreeError, FileError
+from dutyfree.server.bodies import LARGEST_REQUEST
 from dutyfree.wire.errors import describe
+
+T = TypeVar("T")
 
 ENVELOPE = struct.Struct(">BI")
 LAST = 0x02
@@ -111,3 +116,30 @@ def deadline(request: Request) -> float | None:
     """The seconds that the client gives the call; None for no limit."""
     value = request.headers.get("connect-timeout-ms", "")
     return int(value) / 1000 if value.isdigit() and int(value) > 0 else None
+
+
+async def in_time(source: AsyncIterator[T], seconds: float | None) -> AsyncIterator[T]:
+    """The items of a source. Raises RpcError at the deadline of the call."""
+    loop = asyncio.get_running_loop()
+    end = None if seconds is None else loop.time() + seconds
+    while True:
+        try:
+            left = None if end is None else max(0.0, end - loop.time())
+            item = await asyncio.wait_for(anext(source), left)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise RpcError("deadline_exceeded", f"the call took longer than {seconds:g} s") from None
+        yield item
+
+
+def unzipped(data: bytes) -> bytes:
+    """Raises RpcError for more than a request may have: a few bytes can stand for gigabytes."""
+    unzip = zlib.decompressobj(wbits=31)
+    try:
+        found = unzip.decompress(data, LARGEST_REQUEST)
+    except zlib.error as error:
+        raise RpcError("invalid_argument", f"the body is not gzip: {error}") from error
+    if not unzip.eof:
+        raise RpcError("invalid_argument", f"the body is cut off, or has more than {LARGEST_REQUEST} bytes")
+    return found

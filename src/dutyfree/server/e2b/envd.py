@@ -8,7 +8,6 @@ import contextlib
 import logging
 import posixpath
 import secrets
-import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -20,45 +19,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from dutyfree.contract import Observation
-from dutyfree.contract.abilities import Change
 from dutyfree.contract.errors import DutyfreeError, PathNotFound, SandboxClosed
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.server.bodies import LARGEST_REQUEST
+from dutyfree.server.call_events import acted
 from dutyfree.server.e2b import connect
 from dutyfree.server.e2b.connect import RpcError
+from dutyfree.server.e2b.file_entries import FIELDS, LIST, TARGET, TYPES, entry_of
 from dutyfree.server.e2b.processes import Command, CommandConfig, Commands, TerminalCommand
 from dutyfree.server.e2b.template_steps import TemplateState
-from dutyfree.server.events import Events, acted
+from dutyfree.server.e2b.watcher import Watcher, event_of
+from dutyfree.server.events import Events
 from dutyfree.server.json_form import json_response
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
 
 SIGNALS = {"SIGNAL_SIGKILL": 9, "SIGNAL_SIGTERM": 15}
-EVENTS = {
-    "created": "EVENT_TYPE_CREATE",
-    "moved_to": "EVENT_TYPE_CREATE",
-    "modified": "EVENT_TYPE_WRITE",
-    "deleted": "EVENT_TYPE_REMOVE",
-    "moved_from": "EVENT_TYPE_RENAME",
-    "attributes": "EVENT_TYPE_CHMOD",
-}
-"""The kinds of E2B by ours. Those that it does not have are left out."""
-
-TYPES = {0o100000: "FILE_TYPE_FILE", 0o040000: "FILE_TYPE_DIRECTORY", 0o120000: "FILE_TYPE_SYMLINK"}
-_KINDS = {"f": 0o100000, "d": 0o040000, "l": 0o120000}
-"""The types of files as find writes them."""
-EVENTS_KEPT = 10_000
-"""Events that a watcher keeps for a client that asks for them later."""
-
-_FIELDS = "%f\t%s\t%U\t%G\t%Y\t%n"
-_LIST = f'''
-list() {{ find "$1" -mindepth 1 -maxdepth "$2" "$3" "$4"; }}
-list "$1" "$2" -printf "=%y%m\t%s\t%u\t%g\t%T@\t%p\\0" 2>/dev/null && exit
-exec find "$1" -mindepth 1 -maxdepth "$2" -exec stat -c "{_FIELDS}" -- {{}} +
-'''
-"""GNU's find ends each name with a NUL. Busybox has only lines, so names with a newline are left out."""
-_TARGET = 'printf "%s\t%s\n" "$(stat -L -c %f -- "$1" 2>/dev/null)" "$(readlink -f -- "$1")"'
-
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -176,10 +152,10 @@ class Envd:
     async def entry(self, given: str) -> dict[str, Any]:
         """Raises RpcError if there is nothing."""
         path = self.path(given)
-        seen = await self.sandbox.exec(["stat", "-c", _FIELDS.removesuffix("\t%n"), "--", path])
+        seen = await self.sandbox.exec(["stat", "-c", FIELDS.removesuffix("\t%n"), "--", path])
         if not seen.ok:
             raise RpcError("not_found", f"{given}: no such file or directory")
-        found = _entry(f"{seen.stdout.decode().rstrip()}\t{path}")
+        found = entry_of(f"{seen.stdout.decode().rstrip()}\t{path}")
         assert found is not None
         return await self._resolved(found)
 
@@ -194,19 +170,19 @@ class Envd:
         wanted = await connect.unary(request)
         path, depth = self.path(wanted.get("path", "")), wanted.get("depth") or 1
         await self.sandbox.list(path)  # raises what is wrong with the directory
-        seen = await self.sandbox.exec(["/bin/sh", "-c", _LIST, "sh", path, str(depth)])
+        seen = await self.sandbox.exec(["/bin/sh", "-c", LIST, "sh", path, str(depth)])
         return json_response({"entries": await self._entries(seen)})
 
     async def _entries(self, seen: Observation) -> list[dict[str, Any]]:
         text = seen.stdout.decode(errors="replace")
         lines = text.split("\0") if "\0" in text else text.splitlines()
-        entries = [entry for line in lines if (entry := _entry(line)) is not None]
+        entries = [entry for line in lines if (entry := entry_of(line)) is not None]
         return sorted([await self._resolved(entry) for entry in entries], key=lambda entry: entry["path"])
 
     async def _resolved(self, entry: dict[str, Any]) -> dict[str, Any]:
         """Of a link, E2B shows the type of what it leads to."""
         if entry["type"] == "FILE_TYPE_SYMLINK":
-            seen = await self.sandbox.exec(["/bin/sh", "-c", _TARGET, "sh", entry["path"]])
+            seen = await self.sandbox.exec(["/bin/sh", "-c", TARGET, "sh", entry["path"]])
             mode, _, target = seen.stdout.decode(errors="replace").rstrip("\n").partition("\t")
             entry["symlinkTarget"] = target
             if mode:  # it leads to something
@@ -260,7 +236,7 @@ class Envd:
         else:
             data = await request.body()
             if request.headers.get("content-encoding") == "gzip":
-                data = await anyio.to_thread.run_sync(_unzipped, data)
+                data = await anyio.to_thread.run_sync(connect.unzipped, data)
             at = self.path(path or "")
             await self.sandbox.write(at, data)
             written.append(at)
@@ -276,8 +252,8 @@ class Envd:
         path = await self.directory(wanted.get("path", ""))
         async with self.sandbox.watch(path, recursive=bool(wanted.get("recursive"))) as changes:
             yield {"start": {}}
-            async for change in _in_time(changes, connect.deadline(request)):
-                if (event := _event(change)) is not None:
+            async for change in connect.in_time(changes, connect.deadline(request)):
+                if (event := event_of(change)) is not None:
                     yield {"filesystem": event}
 
     async def create_watcher(self, request: Request) -> Response:
@@ -304,36 +280,6 @@ class Envd:
         if watcher is None:
             raise RpcError("not_found", "there is no such watcher")
         return watcher
-
-
-class Watcher:
-    """A watch whose events are kept until the client asks for them."""
-
-    def __init__(self, sandbox: NativeSandbox, path: str, *, recursive: bool) -> None:
-        self._events: list[dict[str, Any]] = []
-        self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._watch(sandbox, path, recursive))
-
-    async def _watch(self, sandbox: NativeSandbox, path: str, recursive: bool) -> None:
-        try:
-            async with sandbox.watch(path, recursive=recursive) as changes:
-                self._begun.set_result(None)
-                async for change in changes:
-                    if (event := _event(change)) is not None and len(self._events) < EVENTS_KEPT:
-                        self._events.append(event)
-        except DutyfreeError as error:
-            if not self._begun.done():
-                self._begun.set_exception(error)
-
-    async def begun(self) -> None:
-        await self._begun
-
-    def take(self) -> list[dict[str, Any]]:
-        taken, self._events = self._events, []
-        return taken
-
-    def end(self) -> None:
-        self._task.cancel()
 
 
 class EnvdRoutes:
@@ -433,7 +379,7 @@ async def _events(command: Command, request: Request, *, kill: bool) -> AsyncIte
     """The life of a command as events. ``kill``: what is left at the deadline of the call is killed."""
     yield {"event": {"start": {"pid": command.pid}}}
     try:
-        async for stream, data in _in_time(command.output(), connect.deadline(request)):
+        async for stream, data in connect.in_time(command.output(), connect.deadline(request)):
             text = binascii.b2a_base64(data, newline=False).decode()
             yield {"event": {"data": {stream: text}}}
         seen = await command.wait()
@@ -450,68 +396,3 @@ async def _events(command: Command, request: Request, *, kill: bool) -> AsyncIte
     if not seen.ok:
         end["error"] = end["status"]
     yield {"event": {"end": end}}
-
-
-async def _in_time(source: AsyncIterator[T], seconds: float | None) -> AsyncIterator[T]:
-    """The items of a source. Raises RpcError at the deadline of the call."""
-    loop = asyncio.get_running_loop()
-    end = None if seconds is None else loop.time() + seconds
-    while True:
-        try:
-            left = None if end is None else max(0.0, end - loop.time())
-            item = await asyncio.wait_for(anext(source), left)
-        except StopAsyncIteration:
-            return
-        except TimeoutError:
-            raise RpcError("deadline_exceeded", f"the call took longer than {seconds:g} s") from None
-        yield item
-
-
-def _unzipped(data: bytes) -> bytes:
-    """Raises RpcError for more than a request may have: a few bytes can stand for gigabytes."""
-    unzip = zlib.decompressobj(wbits=31)
-    try:
-        found = unzip.decompress(data, LARGEST_REQUEST)
-    except zlib.error as error:
-        raise RpcError("invalid_argument", f"the body is not gzip: {error}") from error
-    if not unzip.eof:
-        raise RpcError("invalid_argument", f"the body is cut off, or has more than {LARGEST_REQUEST} bytes")
-    return found
-
-
-def _entry(line: str) -> dict[str, Any] | None:
-    """One file, from what stat or find prints; None for what is no entry."""
-    parts = line.split("\t", 5)
-    if len(parts) < 6:
-        return None
-    raw, size, owner, group, modified, path = parts
-    kind, bits = raw[1:2], raw[2:]
-    mode = _KINDS.get(kind, 0) | int(bits, 8) if raw.startswith("=") else int(raw, 16)
-    return {
-        "name": posixpath.basename(path),
-        "type": TYPES.get(mode & 0o170000, "FILE_TYPE_UNSPECIFIED"),
-        "path": path,
-        "size": size,  # a 64-bit number is a text in the JSON of protocol buffers
-        "mode": mode & 0o7777,
-        "permissions": _permissions(mode),
-        "owner": owner,
-        "group": group,
-        "modifiedTime": _time(int(modified.partition(".")[0])),
-    }
-
-
-def _permissions(mode: int) -> str:
-    import stat
-
-    return stat.filemode(mode)
-
-
-def _time(seconds: int) -> str:
-    from datetime import UTC, datetime
-
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _event(change: Change) -> dict[str, Any] | None:
-    kind = EVENTS.get(change.kind)
-    return None if kind is None else {"name": change.path, "type": kind}

@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from dutyfree.contract.errors import RecipeError
 from dutyfree.server.access import Refused
+from dutyfree.server.bodies import TENANT
 from dutyfree.server.e2b.control_json import ENVD_VERSION, body_of, time_text
 from dutyfree.server.e2b.template_builds import BASE, BuildStart
 from dutyfree.server.e2b.template_store import DEFAULT_TAG, Build, BuildLog, Tag, Template, TemplateRef
@@ -151,6 +152,7 @@ class TemplateRoutes:
         if wanted is None:
             return json_response({"code": 404, "message": "there is no such link"}, 404)
         tenant, files_hash = wanted
+        request.scope[TENANT] = tenant  # its bytes are the tenant's, whatever address they come from
         scratch = await anyio.to_thread.run_sync(self._service.files.scratch, tenant)
         try:
             await _receive(request, scratch)
