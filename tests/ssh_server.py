@@ -84,8 +84,11 @@ def _answers(port: int) -> bool:
 
 
 @contextmanager
-def ssh_server(root: Path, more: str = "") -> Iterator[SshServer]:
-    """Start a server; ``more`` are further settings of sshd_config. Skips without an sshd."""
+def ssh_server(root: Path, more: str = "", *, namespaces: bool = True) -> Iterator[SshServer]:
+    """Start a server; ``more`` are further settings of sshd_config. Skips without an sshd.
+
+    Without ``namespaces`` its users cannot make any, as those of most machines.
+    """
     if not SSHD or not shutil.which("ssh"):
         pytest.skip("no sshd; to enable it: apt-get install openssh-server openssh-client")
     if os.geteuid() == 0:
@@ -103,6 +106,8 @@ def ssh_server(root: Path, more: str = "") -> Iterator[SshServer]:
     (root / "base").mkdir(exist_ok=True)
     log = root / "log"
     command = [SSHD, "-D", "-e", "-f", str(root / "sshd_config")]
+    if not namespaces and os.geteuid() == 0:
+        command = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", *command]
     with log.open("wb") as errors, subprocess.Popen(command, stderr=errors) as process:
         try:
             assert eventually(lambda: _answers(port) or process.poll() is not None), log.read_text()

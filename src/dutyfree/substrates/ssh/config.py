@@ -29,7 +29,7 @@ class SshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     """PATH of the commands."""
     sessions: Annotated[int, msgspec.Meta(ge=2)] = 10
-    """Sessions over one connection, at most: MaxSessions of the sshd. More sandboxes open more connections."""
+    """Sessions over one connection, at most: MaxSessions of the sshd. More open another connection."""
     connect_seconds: Annotated[float, msgspec.Meta(gt=0)] = 30.0
     """How long a connection, or the start of init, may take."""
     alive_seconds: Annotated[int, msgspec.Meta(ge=0)] = 15

@@ -34,9 +34,7 @@ KILL_SECONDS = 5.0
 MARK = "dutyfree-machine"
 
 # One line, and no single quotes: the login shell of the user reads it, whichever it is.
-_HOLD = (
-    f"echo; echo {MARK} $(uname -s) $(uname -m) $(id -u) ${{TMPDIR:-/tmp}}; exec cat >/dev/null"
-)
+_HOLD = f"echo; echo {MARK} $(uname -s) $(uname -m) $(id -u) ${{TMPDIR:-/tmp}}; exec cat >/dev/null"
 
 
 class Machine(NamedTuple):
@@ -164,16 +162,22 @@ class Connections:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                return await self._start(self._argv(connection.socket_path, "no", command), theirs, theirs), ours
+                return await self._start(
+                    self._argv(connection.socket_path, "no", command), theirs, theirs
+                ), ours
         except BaseException:
             ours.close()
             raise
 
+    async def piped(self, connection: Connection, command: str) -> Session:
+        """Run a remote command whose stdin and stdout are pipes."""
+        argv = self._argv(connection.socket_path, "no", command)
+        return await self._start(argv, asyncio.subprocess.PIPE, asyncio.subprocess.PIPE)
+
     async def run(self, command: str, stdin: bytes = b"") -> tuple[int, bytes, str]:
         """Run a remote command: its exit code, stdout, and what ``ssh`` or it said. Raises Unavailable."""
         async with self.slot() as connection:
-            argv = self.argv(connection, command)
-            session = await self._start(argv, asyncio.subprocess.PIPE, asyncio.subprocess.PIPE)
+            session = await self.piped(connection, command)
             try:
                 with anyio.fail_after(self._config.connect_seconds):
                     stdout = await _exchange(session.process, stdin)
@@ -182,10 +186,6 @@ class Connections:
                 return LOST, b"", f"no answer within {self._config.connect_seconds:g} s"
             finally:
                 await session.end()
-
-    def argv(self, connection: Connection, command: str) -> list[str]:
-        """The local command that runs a remote one over a kept connection."""
-        return self._argv(connection.socket_path, "no", command)
 
     async def _start(self, argv: list[str], stdin: object, stdout: object) -> Session:
         try:

@@ -18,7 +18,7 @@ _CAUSES = (
     (
         ("Permission denied", "Too many authentication failures", "No supported authentication"),
         "the authentication failed",
-        "`ssh -o BatchMode=yes {host} true` must work: load the key with ssh-add, or name its file: identity=",
+        "`ssh -o BatchMode=yes {host} true` must work: load the key with ssh-add, or name it: identity=",
     ),
     (
         ("Could not resolve hostname",),

@@ -145,7 +145,7 @@ class SessionControl:
             raise CleanupError(f"the machine did not remove sandbox {self._name} within {self._seconds:g} s")
         if code in (LOST, -9, -15):
             raise CleanupError(
-                f"the connection was lost, so it is not known whether sandbox {self._name} was removed: {said}",
+                f"the connection was lost before sandbox {self._name} was known to be removed: {said}",
                 remedy="the machine removes it when its sshd notices the loss",
             )
         if code:

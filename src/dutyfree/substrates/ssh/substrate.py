@@ -27,7 +27,7 @@ from dutyfree.engine.sandbox.guest import with_variables
 from dutyfree.engine.sandbox.init_sandbox import InitSandbox
 from dutyfree.substrates.local.lifecycle import closing
 from dutyfree.substrates.local.reaper import Reaper, remove_tree
-from dutyfree.substrates.ssh import guest
+from dutyfree.substrates.ssh import execution, guest
 from dutyfree.substrates.ssh.config import SshConfig
 from dutyfree.substrates.ssh.connection import (
     PROGRAM,
@@ -128,30 +128,54 @@ class Ssh:
         *,
         limits: Limits | None = None,
         labels: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[InitSandbox]:
+    ) -> AsyncIterator[InitSandbox | execution.ExecSandbox]:
         del labels  # nothing that could carry them outlives the sandbox
         require_open(self._is_open)
         recipe, limits = recipe or Recipe(), limited(limits, Limits())
         run_stage.refuse(self.name, recipe, limits, network=("on",))
+        made = self._with_init if self._config.actions == "init" else self._with_exec
+        async with self._slot() as connection, made(connection, recipe, limits) as sandbox:
+            yield sandbox
+
+    @asynccontextmanager
+    async def _with_init(
+        self, connection: Connection, recipe: Recipe, limits: Limits
+    ) -> AsyncIterator[InitSandbox]:
         begin = perf_counter()
-        async with self._slot() as connection:
-            program, name = self._program, f"{self._opening}-{next(self._numbers)}"
-            made = await guest.started(self._connections, connection, self._config, program, name)
+        name = f"{self._opening}-{next(self._numbers)}"
+        made = await guest.started(self._connections, connection, self._config, self._program, name)
+        created = perf_counter() - begin
+        known = self._defaults(name)
+        sandbox = made.sandbox(known, limits)
+        async with closing(sandbox):
+            await run_stage.apply_all(sandbox, recipe)
+            if variables := recipe.variables(known.directory, self._config.path):
+                sandbox = made.sandbox(with_variables(known, variables), limits)
+            sandbox.spans = _spans(begin, created)
+            try:
+                yield sandbox
+            finally:
+                sandbox.abandon()
+
+    @asynccontextmanager
+    async def _with_exec(
+        self, connection: Connection, recipe: Recipe, limits: Limits
+    ) -> AsyncIterator[execution.ExecSandbox]:
+        begin = perf_counter()
+        name = f"{execution.PREFIX}{self._opening}-{next(self._numbers)}"
+        async with execution.held(self._connections, connection, self._config, self._base, name):
             created = perf_counter() - begin
             known = self._defaults(name)
-            sandbox = made.sandbox(known, limits)
-            async with closing(sandbox):
-                if recipe.stages:
-                    await run_stage.apply_all(sandbox, recipe)
-                variables = recipe.variables(known.directory, self._config.path)
-                if variables:
-                    sandbox = made.sandbox(with_variables(known, variables), limits)
-                ready = perf_counter() - begin
-                sandbox.spans = (Span("create", 0.0, created), Span("ready", created, ready - created))
-                try:
-                    yield sandbox
-                finally:
-                    sandbox.abandon()
+            sandbox = execution.ExecSandbox(
+                name, self._connections, self._base, self._config, known.environment, limits
+            )
+            await run_stage.apply_all(sandbox, recipe)
+            sandbox.variables = recipe.variables(known.directory, self._config.path)
+            sandbox.spans = _spans(begin, created)
+            try:
+                yield sandbox
+            finally:
+                sandbox.close()
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[Connection]:
@@ -168,7 +192,7 @@ class Ssh:
         environment = {
             "PATH": self._config.path,
             "HOME": f"{root}/work",
-            "TMPDIR": f"{root}/tmp",
+            "TMPDIR": f"{root}/tmp",  # noqa: S108 (of this sandbox alone)
             "LANG": "C.UTF-8",
         }
         return with_variables(CommandDefaults(environment, b"", "", f"{root}/work", ()), {})
@@ -180,7 +204,7 @@ class Ssh:
 
     async def sandboxes(self) -> list[str]:
         """The ids of the sandboxes of this opening whose directory is on the machine. Raises CreateError."""
-        script = 'cd "$1" && for each in "$2"*; do [ -d "$each" ] && echo "$each"; done; exit 0'
+        script = 'cd "$1" && for each in "$2"* "exec-$2"*; do [ -d "$each" ] && echo "$each"; done; exit 0'
         command = quoted(("/bin/sh", "-c", script, "sh", self._base, f"{self._opening}-"))
         try:
             code, stdout, said = await self._connections.run(command)
@@ -188,7 +212,7 @@ class Ssh:
             raise CreateError(error.message, remedy=error.remedy) from error
         if code:
             raise CreateError(f"ssh {self._config.host}: the sandboxes cannot be listed: {said}")
-        return [line for line in stdout.decode(errors="replace").split() if line.startswith(self._opening)]
+        return [line for line in stdout.decode(errors="replace").split() if self._opening in line]
 
     async def facts(self) -> dict[str, str]:
         facts = {
@@ -199,7 +223,15 @@ class Ssh:
             "path": self._config.path,
         }
         async with self.sandbox() as sandbox:
-            seen = await sandbox.exec("uname -r; stat -f -c %T .; readlink /proc/1/ns/pid /proc/self/ns/pid")
+            seen = await sandbox.exec("uname -r; stat -f -c %T .; cat /proc/1/comm")
             lines = [*seen.stdout.decode(errors="replace").splitlines(), "", "", ""]
             facts |= {"kernel": lines[0], "storage": lines[1]}
+            facts["processes"] = (
+                "own pid namespace" if lines[2] == "dutyfree-init" else "those of the machine"
+            )
             return facts | await run_stage.tools(sandbox)
+
+
+def _spans(begin: float, created: float) -> tuple[Span, ...]:
+    """The creation, and the stages of the recipe until now."""
+    return (Span("create", 0.0, created), Span("ready", created, perf_counter() - begin - created))
