@@ -20,6 +20,7 @@ from dutyfree.conformance import CHECKS, Check, judge
 from dutyfree.contract import Substrate
 from tests.processes import speaking
 from tests.serving import certificates, serving
+from tests.ssh_server import ssh_server
 
 ROOT = pytest.mark.root("neither reduced isolation nor storage on disk without root")
 
@@ -40,6 +41,8 @@ SUBSTRATES = [
     pytest.param("hosted tls", marks=[pytest.mark.native, pytest.mark.slow], id="hosted-tls"),
     pytest.param("docker", marks=pytest.mark.docker),
     pytest.param("docker actions=init", marks=[pytest.mark.docker, pytest.mark.slow], id="docker-init"),
+    pytest.param("ssh", marks=pytest.mark.slow),
+    pytest.param("ssh actions=exec", marks=pytest.mark.slow, id="ssh-exec"),
 ]
 
 
@@ -54,6 +57,9 @@ async def substrate(
             options = stack.enter_context(reached_by(words[0] if words else "tcp", state))
         else:
             options = dict(word.split("=") for word in words)
+        if name == "ssh":
+            server = stack.enter_context(ssh_server(tmp_path_factory.mktemp("sshd")))
+            options = {**server.options, **options}
         async with dutyfree.open(name, **options) as opened:
             await opened.prepare()  # an image may have to be made, which is no part of any check
             yield opened

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dutyfree.substrates.hosted import Hosted
     from dutyfree.substrates.native import Native
     from dutyfree.substrates.scripted import Scripted
+    from dutyfree.substrates.ssh import Ssh
 
 NativeName: TypeAlias = Literal[
     "native",
@@ -48,6 +49,7 @@ BUILT_IN = {
     "native-dependencies": "dutyfree.substrates.native_warmth:DependencyWarm",
     "native-warm": "dutyfree.substrates.native_warmth:RecipeWarm",
     "docker": "dutyfree.substrates.docker:Docker",
+    "ssh": "dutyfree.substrates.ssh:Ssh",
     "hosted": "dutyfree.substrates.hosted:Hosted",
     "e2b": "dutyfree.substrates.e2b:E2B",
     "daytona": "dutyfree.substrates.daytona:Daytona",
@@ -129,6 +131,8 @@ def _over_defaults(config: type[msgspec.Struct], options: dict[str, Any]) -> dic
 def open(name: NativeName, **options: Any) -> AbstractAsyncContextManager[Native]: ...
 @overload
 def open(name: Literal["docker"], **options: Any) -> AbstractAsyncContextManager[DockerSubstrate]: ...
+@overload
+def open(name: Literal["ssh"], **options: Any) -> AbstractAsyncContextManager[Ssh]: ...
 @overload
 def open(name: Literal["hosted"], **options: Any) -> AbstractAsyncContextManager[Hosted]: ...
 @overload

@@ -1,6 +1,6 @@
 /* dutyfree-init: the one C program of the engine. Each owner starts it once, as "dutyfree-init
  * launcher FD[:WALLS]"; WALLS is a sum of enum wall. In a container of another runtime it is PID 1, as "dutyfree-init
- * guest".
+ * guest"; on a machine that is reached by ssh it is "dutyfree-init remote BASE NAME".
  *
  * Rooms: launcher/ creates sandboxes; setup/ turns a clone of the launcher into a sandbox; pid1/ is init, PID 1 of a
  * sandbox; egress/ makes network connections for sandboxes. protocol.h is what the owner and this program send to each
@@ -9,6 +9,7 @@
 #include "launcher/title.h"
 #include "protocol.h"
 #include "setup/guest.h"
+#include "setup/remote.h"
 #include "setup/seccomp.h"
 #include "sys.h"
 
@@ -80,8 +81,12 @@ int main(int argc, char **argv)
 		reset_signals();
 		return guest_run();
 	}
+	if (argc == 4 && strcmp(argv[1], "remote") == 0) {
+		reset_signals();
+		return remote_run(argv[2], argv[3]);
+	}
 	if (argc < 3 || argc > 4 || strcmp(argv[1], "launcher") != 0) {
-		fputs("usage: dutyfree-init launcher FD[:WALLS] | guest | version\n", stderr);
+		fputs("usage: dutyfree-init launcher FD[:WALLS] | guest | remote BASE NAME | version\n", stderr);
 		return 64;
 	}
 	long socket = strtol(argv[2], &end, 10);

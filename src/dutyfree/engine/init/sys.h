@@ -14,6 +14,10 @@
  * descriptors beside them; limits, capabilities and the seccomp filter are those of that runtime. */
 extern bool is_guest;
 
+/* A guest on a whole machine (setup/remote.c). Without a pid namespace it shares the process numbers with others: then
+ * only its descendants are its own. */
+extern bool is_remote, shares_pids;
+
 void close_at(int *fd);
 void close_fd(int *fd); /* and set it to -1 */
 void close_from(int first); /* this descriptor and all above it */

@@ -217,6 +217,8 @@ int command_signal_all(const char *payload, size_t size)
 		return -EINVAL;
 	if (number == SIGSTOP || number == SIGCONT)
 		paused = number == SIGSTOP;
+	if (shares_pids)
+		return process_signal_descendants((int)number) || number ? 0 : -ESRCH;
 	/* Signal 0 asks whether there is any process. */
 	return kill(-1, (int)number) < 0 && (errno != ESRCH || !number) ? -errno : 0;
 }

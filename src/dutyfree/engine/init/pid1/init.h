@@ -121,6 +121,7 @@ pid_t process_start(struct start *start);              /* -1 with flags and erro
 uint64_t process_mark(void);                           /* a new unique mark */
 int process_set_mark(pid_t pid, uint64_t mark);        /* pid 0 for ourselves: 0 or -errno */
 void process_kill_marked(uint64_t mark, pid_t spared); /* SIGKILL to all but one */
+unsigned process_signal_descendants(int number);       /* how many there are */
 
 /* --- Files (files.c, tree_stream.c) -------------------------------------------------------------- */
 

@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #define FIRST_MARK (1ull << 60)
+#define DEPTH_MAX 4096 /* generations of processes */
 #define LINES_MAX 8192 /* lines of /etc/passwd that are read */
 #define DEFAULT_PATH "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -289,6 +290,62 @@ static bool has_mark(int proc, pid_t pid, uint64_t mark)
 	return found.rlim_max == mark || (is_guest && found.rlim_max && found.rlim_max < last_mark);
 }
 
+static pid_t parent_of(int proc, pid_t pid)
+{
+	char path[32], text[512];
+	int parent;
+
+	snprintf(path, sizeof path, "%d/stat", (int)pid);
+	if (read_file(proc, path, text, sizeof text) < 0)
+		return 0;
+	const char *rest = strrchr(text, ')');
+	return rest && sscanf(rest, ") %*c %d", &parent) == 1 ? parent : 0;
+}
+
+/* We adopt orphans, so every process that a command started stays below us. */
+static bool is_descendant(int proc, pid_t pid)
+{
+	pid_t ours = getpid();
+
+	for (int depth = 0; pid > 1 && depth < DEPTH_MAX; depth++) {
+		pid = parent_of(proc, pid);
+		if (pid == ours)
+			return true;
+	}
+	return false;
+}
+
+static unsigned signal_descendants(int number)
+{
+	DIR *proc = opendir("/proc");
+	unsigned count = 0;
+
+	for (struct dirent *entry; proc && (entry = readdir(proc));) {
+		pid_t pid = (pid_t)atoi(entry->d_name);
+		if (pid > 1 && is_descendant(dirfd(proc), pid) && !has_ended(dirfd(proc), entry->d_name)) {
+			kill(pid, number);
+			count++;
+		}
+	}
+	if (proc)
+		closedir(proc);
+	return count;
+}
+
+unsigned process_signal_descendants(int number)
+{
+	unsigned before, found = 0;
+
+	/* Those that a process starts meanwhile are found in the next turn. Stopped ones start none. */
+	for (int turn = 0; turn < 50 && (number == SIGSTOP || number == SIGKILL); turn++) {
+		before = found;
+		found = signal_descendants(SIGSTOP);
+		if (found == before)
+			break;
+	}
+	return number == SIGSTOP ? found : signal_descendants(number);
+}
+
 /* Signal all processes with the mark. Returns how many are alive. */
 static unsigned signal_marked(uint64_t mark, pid_t spared, int number)
 {
@@ -297,7 +354,8 @@ static unsigned signal_marked(uint64_t mark, pid_t spared, int number)
 
 	for (struct dirent *entry; proc && (entry = readdir(proc));) {
 		pid_t pid = (pid_t)atoi(entry->d_name);
-		if (pid <= 1 || pid == spared || !has_mark(dirfd(proc), pid, mark))
+		if (pid <= 1 || pid == spared || !has_mark(dirfd(proc), pid, mark) ||
+		    (shares_pids && !is_descendant(dirfd(proc), pid)))
 			continue;
 		if (!has_ended(dirfd(proc), entry->d_name)) {
 			kill(pid, number);

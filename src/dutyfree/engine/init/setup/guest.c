@@ -20,9 +20,12 @@
 
 #define FIRST_FREE 16 /* above all numbers that init.h fixes */
 
-/* The file with the OOM kill count of the container's own control group, as the runtime mounts it; v2, then v1. */
+/* The file with the OOM kill count of the container's own control group, as the runtime mounts it; v2, then v1. On a
+ * whole machine these files are not about us. */
 static int open_oom_events(void)
 {
+	if (is_remote)
+		return open("/dev/null", O_RDONLY | O_CLOEXEC);
 	int fd = open("/sys/fs/cgroup/memory.events", O_RDONLY | O_CLOEXEC);
 
 	if (fd < 0)
@@ -80,14 +83,20 @@ static void protect_limits(void)
 
 int guest_run(void)
 {
-	const struct ready ready = {.version = PROTOCOL_VERSION, .activated = now(), .mounted = now()};
-	sigset_t all;
-
 	/* Signals to all processes mean those of the container, so it must be our own. */
 	if (getpid() != 1) {
 		fputs("dutyfree-init: guest must be PID 1 of a container\n", stderr);
 		return 64;
 	}
+	return guest_serve(false);
+}
+
+int guest_serve(bool among_others)
+{
+	const struct ready ready = {.version = PROTOCOL_VERSION, .activated = now(), .mounted = now()};
+	sigset_t all;
+
+	shares_pids = among_others;
 	protect_limits();
 	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0) {
 		perror("dutyfree-init: cannot clear the dumpable flag");

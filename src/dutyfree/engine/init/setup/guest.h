@@ -1,5 +1,10 @@
 /* Init as a guest: PID 1 of a container that another runtime made, such as Docker. */
 #pragma once
 
+#include <stdbool.h>
+
 /* Serve frames on stdin and stdout until stdin ends. Returns only if it cannot start: an exit code. */
 int guest_run(void);
+
+/* The same for setup/remote.c. `among_others`: we are not PID 1, and see the processes of the whole machine. */
+int guest_serve(bool among_others);

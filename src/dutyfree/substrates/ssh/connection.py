@@ -1,0 +1,277 @@
+"""Run the ``ssh`` program: connections that are kept, and sessions over them.
+
+A connection is one ``ssh`` process with a control socket. Its own session waits until its stdin ends, so the
+process ends with its owner. A session is another ``ssh`` process, which finds the connection by the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio
+
+from dutyfree.contract.errors import Unavailable
+from dutyfree.substrates.ssh.config import SshConfig
+from dutyfree.substrates.ssh.errors import unavailable
+
+PROGRAM = "ssh"
+LOST = 255
+"""The exit code of ``ssh`` if the connection failed."""
+
+SAID = 2000
+"""Bytes of stderr that are kept."""
+
+KILL_SECONDS = 5.0
+
+MARK = "dutyfree-machine"
+
+# One line, and no single quotes: the login shell of the user reads it, whichever it is.
+_HOLD = f"echo; echo {MARK} $(uname -s) $(uname -m) $(id -u) ${{TMPDIR:-/tmp}}; exec cat >/dev/null"
+
+
+class Machine(NamedTuple):
+    """What a machine says about itself."""
+
+    system: str
+    architecture: str
+    user: str
+    temporary: str
+
+
+class Session:
+    """One ``ssh`` process that runs a remote command."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self._said = b""
+        self._listening = asyncio.create_task(self._listen())
+
+    @property
+    def said(self) -> str:
+        """The end of its stderr."""
+        return self._said.decode(errors="replace").strip()
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.returncode is None
+
+    async def _listen(self) -> None:
+        assert self.process.stderr is not None
+        while data := await self.process.stderr.read(4096):
+            self._said = (self._said + data)[-SAID:]
+
+    async def wait(self) -> int:
+        """Wait for its end. Returns the exit code: that of the command, or LOST."""
+        code = await self.process.wait()
+        # A process that was started in the background may hold stderr.
+        await asyncio.wait([self._listening], timeout=1.0)
+        return code
+
+    async def end(self) -> None:
+        """Kill the process. The machine then sees the end of the command's stdin."""
+        if self.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+        with anyio.CancelScope(shield=True):
+            await self.wait()
+            self._listening.cancel()
+
+
+class Connection:
+    """One kept connection, and the number of its sessions."""
+
+    def __init__(self, session: Session, socket_path: Path, machine: Machine) -> None:
+        self.session = session
+        self.socket_path = socket_path
+        self.machine = machine
+        self.used = 1  # its own
+
+    @property
+    def is_open(self) -> bool:
+        return self.session.is_running
+
+
+class Connections:
+    """The connections to one machine. ``environment`` is that of all ``ssh`` processes."""
+
+    def __init__(self, config: SshConfig, directory: Path, environment: dict[str, str]) -> None:
+        """``directory`` is for the control sockets; only this process uses it."""
+        self._config = config
+        self._directory = directory
+        self._environment = environment
+        self._open: list[Connection] = []
+        self._count = 0
+        self._opening = anyio.Lock()
+
+    async def machine(self) -> Machine:
+        """Open a connection if there is none. Raises Unavailable."""
+        async with self.slot() as found:
+            return found.machine
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[Connection]:
+        """A connection that has room for one more session, for as long as the context. Raises Unavailable."""
+        found = self._with_room()
+        if found is None:
+            async with self._opening:
+                found = self._with_room()
+                if found is None:
+                    found = await self._connect()
+                    self._open.append(found)
+                found.used += 1
+        else:
+            found.used += 1
+        try:
+            yield found
+        finally:
+            found.used -= 1
+
+    def _with_room(self) -> Connection | None:
+        self._open = [one for one in self._open if one.is_open]
+        return next((one for one in self._open if one.used < self._config.sessions), None)
+
+    async def _connect(self) -> Connection:
+        self._count += 1
+        path = self._directory / str(self._count)
+        argv = self._argv(path, "yes", f"exec /bin/sh -c '{_HOLD}'")
+        session = await self._start(argv, asyncio.subprocess.PIPE, asyncio.subprocess.PIPE)
+        try:
+            with anyio.fail_after(self._config.connect_seconds):
+                machine = await _greeting(session)
+        except TimeoutError:
+            await session.end()
+            raise unavailable(self._config.host, "the connection timed out") from None
+        except BaseException:
+            await session.end()
+            raise
+        if machine is None:
+            await session.end()
+            raise unavailable(self._config.host, session.said)
+        return Connection(session, path, machine)
+
+    async def session(self, connection: Connection, command: str) -> tuple[Session, socket.socket]:
+        """Run a remote command whose stdin and stdout are the socket. The caller closes the socket."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                return await self._start(
+                    self._argv(connection.socket_path, "no", command), theirs, theirs
+                ), ours
+        except BaseException:
+            ours.close()
+            raise
+
+    async def piped(self, connection: Connection, command: str) -> Session:
+        """Run a remote command whose stdin and stdout are pipes."""
+        argv = self._argv(connection.socket_path, "no", command)
+        return await self._start(argv, asyncio.subprocess.PIPE, asyncio.subprocess.PIPE)
+
+    async def run(self, command: str, stdin: bytes = b"") -> tuple[int, bytes, str]:
+        """Run a remote command: its exit code, stdout, and what ``ssh`` or it said. Raises Unavailable."""
+        async with self.slot() as connection:
+            session = await self.piped(connection, command)
+            try:
+                with anyio.fail_after(self._config.connect_seconds):
+                    stdout = await _exchange(session.process, stdin)
+                    return await session.wait(), stdout, session.said
+            except TimeoutError:
+                return LOST, b"", f"no answer within {self._config.connect_seconds:g} s"
+            finally:
+                await session.end()
+
+    async def _start(self, argv: list[str], stdin: object, stdout: object) -> Session:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=stdin,  # type: ignore[arg-type]
+                stdout=stdout,  # type: ignore[arg-type]
+                stderr=asyncio.subprocess.PIPE,
+                env=self._environment,
+                start_new_session=True,  # Ctrl-C must not end it before the sandboxes are removed
+            )
+        except FileNotFoundError as error:
+            raise missing() from error
+        return Session(process)
+
+    def _argv(self, path: Path, master: str, command: str) -> list[str]:
+        config = self._config
+        settings = (
+            "BatchMode=yes",
+            f"ControlMaster={master}",
+            f"ControlPath={path}",
+            "ControlPersist=no",
+            f"ServerAliveInterval={config.alive_seconds}",
+            f"ConnectTimeout={max(1, int(config.connect_seconds))}",
+            "ForwardX11=no",
+            "ClearAllForwardings=yes",
+            "RequestTTY=no",
+            "RemoteCommand=none",
+            "EscapeChar=none",
+            "LogLevel=ERROR",
+        )
+        words = [PROGRAM]
+        for setting in (*settings, *config.options):
+            words += ["-o", setting]
+        for flag, value in (
+            ("-F", config.config),
+            ("-i", config.identity),
+            ("-J", config.jump),
+            ("-p", str(config.port) if config.port else ""),
+        ):
+            words += [flag, value] if value else []
+        return [*words, "--", config.host, command]
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for one in self._open:
+            if one.session.process.stdin is not None:
+                one.session.process.stdin.close()
+        for one in self._open:
+            with anyio.move_on_after(KILL_SECONDS):
+                await one.session.wait()
+            await one.session.end()
+        self._open.clear()
+
+
+async def _greeting(session: Session) -> Machine | None:
+    """What the machine says when it is reached; None if the process ended. Other lines are noise."""
+    stdout = session.process.stdout
+    assert stdout is not None
+    while line := await stdout.readline():
+        words = line.decode(errors="replace").split(None, 4)
+        if len(words) == 5 and words[0] == MARK:
+            return Machine(words[1], words[2], words[3], words[4].strip())
+    await session.wait()
+    return None
+
+
+async def _exchange(process: asyncio.subprocess.Process, stdin: bytes) -> bytes:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(stdin)
+    with contextlib.suppress(ConnectionError):
+        await process.stdin.drain()
+    process.stdin.close()
+    return await process.stdout.read()
+
+
+def missing() -> Unavailable:
+    return Unavailable("there is no ssh program", remedy="install it: apt-get install openssh-client")
+
+
+def environment(mark: str) -> dict[str, str]:
+    """That of this process, which has the address of the agent; ``mark`` is ``NAME=value``."""
+    name, _, value = mark.partition("=")
+    return {**os.environ, name: value}
+
+
+def quoted(words: Sequence[str]) -> str:
+    return shlex.join(words)
