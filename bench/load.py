@@ -2,11 +2,14 @@
 """A server under load: many sandboxes, many clients, mixed actions; then twice the load that saturates it.
 
     .venv/bin/python bench/load.py [--sandboxes 1000] [--clients 64] [--seconds 600] [--overload 60]
+                                   [--output FILE] [--saturated FILE]
 
 Clients run in processes of their own, beside the server on one machine, each with one channel. In the first
 part every client sends its next action when the last one has ended, so the machine is saturated. In the
 second part actions arrive at random times, twice as many as were carried out in the first, whether or not
 others have ended. Prints the times of actions that were carried out, errors by code, and the server's memory.
+``--output`` writes the figures as JSON after each part. The parts can run apart: ``--overload 0`` leaves the
+second out, and ``--saturated`` takes the first from the file of an earlier run on the same machine.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import argparse
 import asyncio
 import json
 import os
+import platform
 import random
 import re
 import resource
@@ -26,6 +30,7 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import dutyfree
 from dutyfree.contract.errors import DutyfreeError, Exhausted, Overloaded
@@ -33,6 +38,7 @@ from dutyfree.substrates.hosted.sandbox import HostedSandbox
 from dutyfree.substrates.hosted.substrate import Hosted
 
 PROCESSES = max(1, min(8, (os.cpu_count() or 2) // 2))
+Figures = dict[str, Any]
 CONTENT = bytes(range(256)) * 16
 MIX = {"exec": 50, "shell command": 10, "read": 15, "write": 15, "list": 5, "search": 5}
 """Kinds of actions, and how often each is chosen."""
@@ -162,9 +168,13 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[int(share * (len(ordered) - 1))] if ordered else float("nan")
 
 
+def percentiles(values: list[float]) -> dict[str, float]:
+    return {f"p{share}": percentile(values, share / 100) for share in (50, 95, 99)}
+
+
 def measure(
     url: str, pid: int, sandboxes: int, clients: int, seconds: float, rate: float, title: str
-) -> dict[str, object]:
+) -> Figures:
     """One part. A ``rate`` of 0 means that each client waits for the end of its last action."""
     counts = [sandboxes // clients + (number < sandboxes % clients) for number in range(clients)]
     shares = [counts[number::PROCESSES] for number in range(PROCESSES)]
@@ -198,11 +208,39 @@ def measure(
     early, late = sizes[tenth : 2 * tenth] or [0], sizes[-tenth:] or [0]
     print(f"server memory, MB: {max(early) / 1e6:.1f} after a tenth, {max(late) / 1e6:.1f} at the end")
     return {
+        "sandboxes": sandboxes,
+        "clients": clients,
+        "seconds": seconds,
+        "offered": rate or None,
+        "n": len(everything),
         "rate": len(everything) / seconds,
-        "p99": percentile(everything, 0.99),
+        **percentiles(everything),
         "errors": sum(errors.values()),
         "refused": len(refused),
+        "kinds": {
+            kind: {
+                "n": len(values),
+                **{f"p{share}": percentile(values, share / 100) for share in (50, 95, 99)},
+            }
+            for kind, values in {**times, "refused": refused}.items()
+            if values
+        },
+        "memory": {"early": max(early), "late": max(late)},
     }
+
+
+def write(path: Path | None, found: dict[str, object]) -> None:
+    """Store what was measured so far: a later part may not come to its end."""
+    if path is not None:
+        path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def compared(saturated: Figures, over: Figures) -> dict[str, float]:
+    """The overload compared with the first part."""
+    found = {"p99": over["p99"] / saturated["p99"], "rate": over["rate"] / saturated["rate"]}
+    print(f"\np99 of what was carried out ÷ that when saturated: {found['p99']:.2f}")
+    print(f"carried out per second ÷ that when saturated: {found['rate']:.2f}")
+    return found
 
 
 def main() -> None:
@@ -213,7 +251,10 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=600, help="duration of the first part")
     parser.add_argument("--overload", type=float, default=60, help="duration of the second part; 0 for none")
+    parser.add_argument("--output", type=Path, help="a file for the figures, as JSON")
+    parser.add_argument("--saturated", type=Path, help="the output of a run to take the first part from")
     arguments = parser.parse_args()
+    found: dict[str, Any] = json.loads(arguments.saturated.read_text()) if arguments.saturated else {}
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with tempfile.TemporaryDirectory() as state:
@@ -226,20 +267,26 @@ def main() -> None:
             text=True,
         ) as server:
             assert server.stdout is not None
-            found = re.search(r"serving sandboxes at (\S+);", server.stdout.readline())
-            assert found is not None
-            cores, load = os.cpu_count(), os.getloadavg()[0]
-            print(f"{time.strftime('%Y-%m-%d')}, {cores} cores, Linux {os.uname().release}, load {load:.1f}")
-            size = (found[1], server.pid, arguments.sandboxes, arguments.clients)
-            saturated = measure(*size, arguments.seconds, 0.0, "saturated")
+            address = re.search(r"serving sandboxes at (\S+);", server.stdout.readline())
+            assert address is not None
+            host = {
+                "date": time.strftime("%Y-%m-%d"),
+                "cores": os.cpu_count(),
+                "kernel": os.uname().release,
+                "load": os.getloadavg()[0],
+                "python": platform.python_version(),
+            }
+            print(*(f"{name} {value}" for name, value in host.items()), sep=", ")
+            size = (address[1], server.pid, arguments.sandboxes, arguments.clients)
+            if not found:
+                found = {"host": host, "saturated": measure(*size, arguments.seconds, 0.0, "saturated")}
+                write(arguments.output, found)
             if arguments.overload:
-                rate = 2 * float(str(saturated["rate"]))
-                over = measure(*size, arguments.overload, rate, f"twice the load, {rate:.0f} per second")
-                share = float(str(over["p99"])) / float(str(saturated["p99"]))
-                kept = float(str(over["rate"])) / float(str(saturated["rate"]))
-                print(f"\np99 of what was carried out ÷ that when saturated: {share:.2f}")
-                print(f"carried out per second ÷ that when saturated: {kept:.2f}")
-                print(json.dumps({"saturated": saturated, "overload": over}))
+                rate = 2 * found["saturated"]["rate"]
+                title = f"twice the load, {rate:.0f} per second"
+                found["overload"] = measure(*size, arguments.overload, rate, title)
+                found["overload ÷ saturated"] = compared(found["saturated"], found["overload"])
+                write(arguments.output, found)
             assert server.stdin is not None
             server.stdin.close()
 
