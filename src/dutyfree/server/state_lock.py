@@ -92,7 +92,7 @@ def _holds(pid: int, lock: int) -> bool:
     with contextlib.suppress(OSError):
         for opened in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
-                if os.path.samestat(opened.stat(), wanted):
-                    if "FLOCK" in Path(f"/proc/{pid}/fdinfo/{opened.name}").read_text():
-                        return True
+                described = Path(f"/proc/{pid}/fdinfo/{opened.name}")
+                if os.path.samestat(opened.stat(), wanted) and "FLOCK" in described.read_text():
+                    return True
     return False
