@@ -43,6 +43,7 @@ from dutyfree.engine.layers.build import LayerBuilder
 from dutyfree.engine.layers.build_request import BuildTrace
 from dutyfree.engine.layers.disk_bridge import DiskLayers
 from dutyfree.engine.layers.kept_state import KeptSnapshot
+from dutyfree.engine.layers.lower_directories import DirectoryLayers
 from dutyfree.engine.layers.memory_layers import SNAPSHOT_SCHEME, MemoryLayers, MemorySnapshots
 from dutyfree.engine.layers.open_image import DaemonImage, OpenImages
 from dutyfree.engine.layers.recipe_layers import RecipeLayers
@@ -364,6 +365,10 @@ class Node:
             sandbox=sandbox,
             recipe=recipe.served_key(keys[-1]),
         )
+
+    def directories(self, scratch: Path) -> DirectoryLayers:
+        """The layers of recipes as directories, for another runtime. Close it before the node."""
+        return DirectoryLayers(self.recipes, scratch)
 
     def adopt(self, kept: KeptSandbox) -> AbstractAsyncContextManager[tuple[NativeSandbox, float]]:
         """A sandbox of a former owner, and when its lease ends (``time.monotonic``).

@@ -116,7 +116,7 @@ async def host(launcher: Launcher, *, rootless: bool = False) -> tuple[Tree, ...
     which the sandbox owns, lies above them: files in these can be added, replaced and removed.
     """
     if not rootless and await anyio.to_thread.run_sync(host_trees) == 1:
-        return (("", (await _scratch(launcher, _fill_above_usr), await layer(launcher, USR))),)
+        return (("", (await _scratch(launcher, fill_above_usr), await layer(launcher, USR))),)
     trees: list[Tree] = [("", (await _scratch(launcher, _fill_host),))]
     for name in await anyio.to_thread.run_sync(_directories):
         source = Path("/", name)
@@ -172,7 +172,7 @@ async def stack(
 
     ``locks``: descriptors that keep the layers on disk, for a launcher that outlives its owner.
     """
-    top = await _scratch(launcher, partial(_fill_top, layers=layers, workdir=workdir))
+    top = await _scratch(launcher, partial(fill_top, layers=layers, workdir=workdir))
     held = [*locks, *[None] * (len(layers) - len(locks))]
     below = [await layer(launcher, path, lock) for path, lock in zip(layers, held, strict=True)]
     return (("", (top, *below)),)
@@ -248,7 +248,7 @@ def _fill_host(root: Path) -> None:
         _write(root / name, data)
 
 
-def _fill_above_usr(root: Path) -> None:
+def fill_above_usr(root: Path) -> None:
     """Fill the layer above ``/usr``, whose directories appear at the root of the overlay.
 
     They are hidden there. Our own ``usr`` has a directory of each name with a redirect to the hidden one, as
@@ -278,7 +278,7 @@ def _host_files() -> dict[str, bytes]:
     return files
 
 
-def _fill_top(root: Path, layers: Sequence[Path], workdir: str) -> None:
+def fill_top(root: Path, layers: Sequence[Path], workdir: str) -> None:
     """Fill the layer above an image's own layers. Its directories look like those below."""
     etc = lookup(layers, "etc")
     if etc is None or etc.is_directory:  # if /etc is a link, leave it alone

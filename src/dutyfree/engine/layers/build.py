@@ -263,7 +263,7 @@ class LayerBuilder:
 
         def make(tree: Path) -> tuple[int, int, int]:
             state = run_in_loop(loop, self._run(build, request), cancel)
-            run_in_loop(loop, self._wait_for(parent.key), cancel)
+            run_in_loop(loop, self.wait_until_stored(parent.key), cancel)
             _check_parent(store, parent)
             for index, (_, layers) in enumerate(state.trees):
                 (tree / str(index)).mkdir(mode=0o755)
@@ -282,14 +282,14 @@ class LayerBuilder:
         lease = await run_in_thread(obtain, cancel)
         if self.peers is not None and self.peers.pop_fetched(stored_key) and build.outcome != "ran":
             build.outcome = "fetched"
-        await self._wait_for(parent.key)  # so that no layer in memory stays below one on disk
+        await self.wait_until_stored(parent.key)  # so that no layer in memory stays below one on disk
         state = await self._load(key, self._current(parent), lease)
         self._cache(key, state)
         if not build.built.done():
             build.built.set_result(state)
         self._added = True
 
-    async def _wait_for(self, key: str) -> None:
+    async def wait_until_stored(self, key: str) -> None:
         """Wait until the build of this prefix has ended: it is on disk then, or has failed."""
         build = self._builds.get(key)
         if build is not None and build.task is not None:
