@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dutyfree.contract import Limits
 from dutyfree.contract.errors import PlanError
 from dutyfree.study import plan as plans
+from dutyfree.study.counts import Cell, Fewer
 from dutyfree.study.plan import Adaptive, Plan
 from tests.study.test_records import trial
 
@@ -128,6 +129,10 @@ def test_the_shipped_plans_are_good(name):
         ('name = "mine"', 'name = "mine"\nheld_out = ["T1"]', "held_out names 'T1', which is not among"),
         ('name = "mine"', 'name = "mine"\nmost = {never = 2}', "[most] names 'never', which is not among"),
         ('name = "mine"', 'name = "mine"\nmost = {bare = 0}', "[most] bare needs at least one trial"),
+        ('name = "mine"', 'name = "mine"\nfewer = [{seconds = 0, trials = 1}]', "fewer needs seconds > 0"),
+        ('name = "mine"', 'name = "mine"\nfewer = [{seconds = 5, trials = 0}]', "and trials ≥ 1, not 0"),
+        ('name = "mine"', 'name = "mine"\nfewer = [{seconds = 5, trials = 3}]', "combined with [parallel]"),
+        ('name = "mine"', 'name = "mine"\nfewer = [{seconds = 5}]', "the key 'trials' is missing"),
         ('name = "mine"', 'name = "mine"\nlimits = {memory = "much"}', "memory"),
         ('name = "mine"', 'name = "mine"\nlimits = {disk = "1G"}', "[limits] disk cannot be the same"),
         ('name = "mine"', 'name = "mine"\nrecorded = {mine = "x"}', "recorded names 'mine', which is not"),
@@ -174,9 +179,30 @@ def test_a_slow_substrate_gets_fewer_trials(plan, most):
     for workload, label, parallel in plans.cells(plan, plan.substrates):
         wanted = plan.workloads[workload]
         bound = min(wanted, most) if label == slow else wanted
-        assert plans.trials(bounded, workload, label, parallel) == -(-bound // parallel) * parallel
+        assert plans.trials(bounded, (workload, label, parallel)) == -(-bound // parallel) * parallel
     ran = Counter(batch.cell for found in plans.rounds(bounded, plan.substrates) for batch in found)
-    assert all(count * cell[2] == plans.trials(bounded, *cell) for cell, count in ran.items())
+    assert all(count * cell[2] == plans.trials(bounded, cell) for cell, count in ran.items())
+
+
+@given(some_plans(), st.integers(1, 12), st.integers(1, 12))
+def test_slow_cells_have_fewer_trials_spread_over_all_rounds(plan, some, few):
+    plan = msgspec.structs.replace(
+        plan, parallel={}, fewer=[Fewer(seconds=5, trials=some), Fewer(seconds=30, trials=few)]
+    )
+    slow, *_ = cells = plans.cells(plan, plan.substrates)
+    firsts: dict[Cell, float] = {}
+    ran: Counter[Cell] = Counter()
+    last = max(plan.workloads.values())
+    for number, batches in enumerate(plans.rounds(plan, plan.substrates, firsts)):
+        for batch in batches:
+            firsts.setdefault(batch.cell, 40.0 if batch.cell == slow else 0.1)
+            ran[batch.cell] += 1
+            assert batch.indices == (number,)
+        for cell in cells:  # at any moment each cell has its part
+            share = plans.trials(plan, cell, firsts[cell]) * (number + 1) / last
+            assert abs(ran[cell] - share) < 1
+    assert ran[slow] == plans.trials(plan, slow, 40.0) == min(plan.workloads[slow[0]], some, few)
+    assert all(ran[cell] == plan.workloads[cell[0]] for cell in cells if cell != slow)
 
 
 @given(some_plans())
@@ -189,7 +215,7 @@ def test_every_cell_gets_every_trial_exactly_once(plan):
     )
     assert set(ids.values()) == {1}
     cells = plans.cells(plan, plan.substrates)
-    assert len(ids) == sum(plans.trials(plan, *cell) for cell in cells)
+    assert len(ids) == sum(plans.trials(plan, cell) for cell in cells)
 
 
 @given(some_plans())

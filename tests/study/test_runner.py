@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections import Counter
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -53,12 +54,12 @@ def plan(**changes):
         "workloads": {"T0": 4},
         "warmups": 1,
     }
-    return plans.check(Plan(**(fields | changes)))
+    return plans.check(msgspec.convert(fields | changes, Plan))
 
 
-async def run(wanted, out, *, resume=False):
+async def run(wanted, out, *, resume=False, budget=None):
     watching = Watching()
-    found = await runner.run(wanted, out, resume=resume, progress=watching)
+    found = await runner.run(wanted, out, resume=resume, progress=watching, budget=budget)
     return found, watching
 
 
@@ -102,6 +103,37 @@ async def test_a_resumed_study_ends_with_the_same_trials(tmp_path):
         measured = {(one.workload, one.substrate) for one in last if not one.warmup}
         assert {(one.workload, one.substrate) for one in last if one.warmup} == measured
         assert len({one.id for one in found.trials}) == len(found.trials)
+
+
+async def test_a_study_stops_when_its_budget_is_used_up_and_can_be_resumed(tmp_path):
+    found, watching = await run(plan(), tmp_path, budget=0.0)
+    assert not found.trials
+    assert watching.notes[-1] == "the budget is used up: the rest of the plan is left"
+    (said,) = [one.text for one in summarise(found).cautions if "budget" in one.text]
+    assert said.startswith("the study stopped when its budget of 0\N{NO-BREAK SPACE}s was used up")
+    found, _ = await run(plan(), tmp_path, resume=True, budget=3600.0)
+    assert len(found.measured) == 8
+    assert not [one for one in summarise(found).cautions if "budget" in one.text]
+
+
+async def test_a_slow_cell_has_fewer_trials_also_after_a_resume(tmp_path):
+    wanted = plan(
+        substrates=["quick", "slow"],
+        options={
+            "quick": {"use": "scripted", "exit_code": 0, "stdout": "ready\n"},
+            "slow": {"use": "scripted", "exit_code": 0, "stdout": "ready\n", "create_seconds": 2.5},
+        },
+        workloads={"T0": 6},
+        fewer=[{"seconds": 2.5, "trials": 2}],
+        warmups=0,
+    )
+    found, watching = await run(wanted, tmp_path)
+    assert Counter(one.substrate for one in found.measured) == {"quick": 6, "slow": 2}
+    assert [one.index for one in found.measured if one.substrate == "slow"] == [0, 3]
+    assert watching.trials[-1][1:3] == (8, 8)
+    assert [cell.planned for cell in summarise(found).cells] == [6, 2]
+    _, again = await run(wanted, tmp_path, resume=True)
+    assert not again.trials
 
 
 async def test_records_are_not_overwritten(tmp_path):

@@ -13,7 +13,7 @@ from dutyfree.analysis.cells import Key, Sample
 from dutyfree.analysis.decomposition import Decomposer
 from dutyfree.analysis.model import Caution, CautionKind, Cell
 from dutyfree.analysis.statistics import Floats, as_sample, dispersion, drift
-from dutyfree.analysis.units import enumeration, percent, plural
+from dutyfree.analysis.units import duration, enumeration, percent, plural
 from dutyfree.study.records import Records, Session, SubstrateFacts
 
 FEW = 10
@@ -43,7 +43,18 @@ def cautions(
         expected = None if cell.planned is None else _expected(records.study.plan, cell.planned)
         found += _of_cell(cell, by_key[cell.key], decomposer.baselines.get(cell.substrate), expected)
     found += _never_ran(records, cells)
+    found += _out_of_time(records, found)
     return found
+
+
+def _out_of_time(records: Records, found: Iterable[Caution]) -> Iterator[Caution]:
+    budget = records.sessions[-1].budget if records.sessions else None
+    if budget is not None and any(one.kind == CautionKind.INCOMPLETE for one in found):
+        yield Caution(
+            CautionKind.INCOMPLETE,
+            f"the study stopped when its budget of {duration(budget)} was used up: to run the rest, continue "
+            "it with --resume",
+        )
 
 
 def _of_study(records: Records, baseline: str | None) -> Iterator[Caution]:

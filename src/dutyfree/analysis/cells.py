@@ -22,6 +22,7 @@ from dutyfree.analysis.findings import FailureGroup, Metric
 from dutyfree.analysis.model import Cell, Distribution
 from dutyfree.analysis.spans import breakdowns
 from dutyfree.analysis.statistics import Floats, as_sample, quantity
+from dutyfree.study.counts import Fewer, bounded, first_seconds
 from dutyfree.study.records import Records, Trial
 
 Key = tuple[str, str, int]
@@ -97,7 +98,7 @@ def describe(sample: Sample, plan: dict[str, Any], decomposer: Decomposer) -> Ce
         substrate=substrate,
         parallel=parallel,
         actions=actions,
-        planned=planned_trials(plan, workload, substrate, parallel),
+        planned=planned_trials(plan, sample),
         warmups=sample.warmups,
         trials=len(sample.trials),
         succeeded=len(sample.succeeded),
@@ -118,8 +119,9 @@ def describe(sample: Sample, plan: dict[str, Any], decomposer: Decomposer) -> Ce
     )
 
 
-def planned_trials(plan: dict[str, Any], workload: str, substrate: str, parallel: int) -> int | None:
-    """The number in the plan, rounded up to whole batches of ``parallel``."""
+def planned_trials(plan: dict[str, Any], sample: Sample) -> int | None:
+    """The number in the plan, rounded up to whole batches; fewer for a slow cell, if the plan says so."""
+    workload, substrate, parallel = sample.key
     workloads = plan.get("workloads")
     trials = workloads.get(workload) if isinstance(workloads, dict) else None
     if not isinstance(trials, int):
@@ -127,7 +129,9 @@ def planned_trials(plan: dict[str, Any], workload: str, substrate: str, parallel
     most = plan.get("most")
     limit = most.get(substrate) if isinstance(most, dict) else None
     wanted = min(trials, limit) if isinstance(limit, int) else trials
-    return math.ceil(wanted / parallel) * parallel
+    fewer = msgspec.convert(plan.get("fewer") or [], list[Fewer])
+    first = first_seconds(sample.trials).get(sample.key)
+    return math.ceil(bounded(wanted, fewer, first) / parallel) * parallel
 
 
 def composition(parts: Sequence[TrialComponents], totals: Floats) -> dict[str, float]:

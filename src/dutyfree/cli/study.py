@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ def study(
     substrates: str | None = None,
     out: Path | None = None,
     resume: bool = False,
+    budget: str | None = None,
     full_tests: bool = False,
     json: bool = False,
 ) -> int:
@@ -38,6 +40,7 @@ def study(
         dutyfree study
         dutyfree study --plan paper --substrates bare,native,docker --out out/paper
         dutyfree study --resume --out out/paper
+        dutyfree study --plan archetypes --budget 40m
 
     Parameters
     ----------
@@ -51,6 +54,8 @@ def study(
         The directory for records and report. Default: a new one in ./out.
     resume
         Continue the study in --out, or the latest one in ./out.
+    budget
+        Stop after this time, such as 40m or 2h30m, and report what was measured. --resume runs the rest.
     full_tests
         Run the whole test suite of attrs in T2. The same as full_tests = true in the plan.
     json
@@ -58,12 +63,15 @@ def study(
     """
     from dutyfree.study import runner
 
+    most = None if budget is None else seconds(budget)
     directory = out or (latest_directory() if resume else None)
     chosen = _plan(plan, substrates, full_tests, directory if resume else None)
     directory = directory or new_directory(chosen.name)
     with StudyProgress() as progress:
         try:
-            measured = run_async(partial(runner.run, chosen, directory, resume=resume, progress=progress))
+            measured = run_async(
+                partial(runner.run, chosen, directory, resume=resume, progress=progress, budget=most)
+            )
         except KeyboardInterrupt:
             progress.note(f"stopped; to continue: dutyfree study --resume --out {directory}")
             raise
@@ -73,6 +81,19 @@ def study(
         summary = files.write(directory, measured)
     show_summary(summary, directory, as_json=json)
     return 1 if summary.failed == summary.trials else 0
+
+
+_TIME = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+
+
+def seconds(text: str) -> float:
+    """A time such as 90s, 40m or 2h30m. Raises UsageError."""
+    found = _TIME.fullmatch(text.replace(" ", ""))
+    parts = [int(part or 0) for part in found.groups()] if found else []
+    if not any(parts):
+        raise UsageError(f"--budget {text!r} is not a time", remedy="write it as 90s, 40m or 2h30m")
+    hours, minutes, rest = parts
+    return float(hours * 3600 + minutes * 60 + rest)
 
 
 def _plan(plan: str | None, substrates: str | None, full_tests: bool, resumed: Path | None) -> Plan:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import random
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +20,7 @@ from dutyfree import substrates, validation
 from dutyfree.contract import Limits, sized
 from dutyfree.contract.errors import LimitError, OptionError, PlanError, UsageError
 from dutyfree.contract.limits import size
+from dutyfree.study.counts import Cell, Fewer, bounded, runs_in
 from dutyfree.study.records import Trial
 from dutyfree.workloads import check_name, is_name, project_of
 
@@ -49,6 +50,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Name of a workload, as in ``workloads.NAMES`` or ``recorded`` → number of trials on every substrate."""
     most: dict[str, Annotated[int, Meta(description="a number of trials")]] = {}
     """Label → the most trials of each workload on it: for a substrate that is much slower than the others."""
+    fewer: Annotated[list[Fewer], Meta(examples=["[{seconds = 5, trials = 10}]"])] = []
+    """Fewer trials for slow cells: the first measured trial of a cell decides. Then the trials of every cell
+    are spread evenly over the rounds, so that a study that stops early has a part of each."""
     parallel: Annotated[
         dict[str, Annotated[list[int], Meta(examples=["[8, 32]"])]], Meta(examples=["{T0 = [8, 32]}"])
     ] = {}
@@ -136,7 +140,7 @@ class Batch(msgspec.Struct, frozen=True):
         return f"{self.workload}/{self.substrate}/x{self.parallel}/{number}"
 
     @property
-    def cell(self) -> tuple[str, str, int]:
+    def cell(self) -> Cell:
         return (self.workload, self.substrate, self.parallel)
 
 
@@ -201,6 +205,7 @@ def check(plan: Plan, where: str = "the plan") -> Plan:
         if trials < 1:
             raise PlanError(f"{where}: [most] {label} needs at least one trial, not {trials}")
     _check_workloads(plan, where)
+    _check_fewer(plan, where)
     if plan.remote is not None and any(project_of(name) == "networkx" for name in plan.workloads):
         raise PlanError(
             f"{where}: remote is the URL of the attrs repository, and a workload needs networkx",
@@ -234,6 +239,19 @@ def _check_substrate(plan: Plan, label: str, where: str) -> None:
         plan.padding(label)
     except (OptionError, LimitError) as error:
         raise PlanError(f"{where}:{table} {error.message}", remedy=error.remedy) from error
+
+
+def _check_fewer(plan: Plan, where: str) -> None:
+    for rule in plan.fewer:
+        if rule.seconds <= 0 or rule.trials < 1:
+            raise PlanError(
+                f"{where}: fewer needs seconds > 0 and trials ≥ 1, not {rule.trials} from {rule.seconds:g} s"
+            )
+    if plan.fewer and any(plan.parallel.values()):
+        raise PlanError(
+            f"{where}: fewer cannot be combined with [parallel]",
+            remedy="leave one of them out, or bound slow labels with [most]",
+        )
 
 
 def _check_workloads(plan: Plan, where: str) -> None:
@@ -283,8 +301,8 @@ def _check_workload(workload: str, where: str) -> None:
         raise PlanError(f"{where}: [workloads] {error.message}", remedy=remedy) from error
 
 
-def cells(plan: Plan, labels: Sequence[str]) -> list[tuple[str, str, int]]:
-    """Every (workload, substrate, parallel) that is measured."""
+def cells(plan: Plan, labels: Sequence[str]) -> list[Cell]:
+    """Every cell that is measured."""
     return [
         (workload, label, parallel)
         for workload in plan.workloads
@@ -293,17 +311,18 @@ def cells(plan: Plan, labels: Sequence[str]) -> list[tuple[str, str, int]]:
     ]
 
 
-def trials(plan: Plan, workload: str, label: str, parallel: int) -> int:
-    """The number of trials of a cell: as in the plan, rounded up to whole batches."""
-    return math.ceil(_wanted(plan, workload, label) / parallel) * parallel
+def trials(plan: Plan, cell: Cell, first: float | None = None) -> int:
+    """The number of trials of a cell, in whole batches; ``first``: seconds of its first one, if it ran."""
+    workload, label, parallel = cell
+    return math.ceil(_wanted(plan, workload, label, first) / parallel) * parallel
 
 
-def _wanted(plan: Plan, workload: str, label: str) -> int:
+def _wanted(plan: Plan, workload: str, label: str, first: float | None) -> int:
     wanted = plan.workloads[workload]
-    return min(wanted, plan.most.get(label, wanted))
+    return bounded(min(wanted, plan.most.get(label, wanted)), plan.fewer, first)
 
 
-def warmups(plan: Plan, session: int, open_cells: Iterable[tuple[str, str, int]]) -> list[Batch]:
+def warmups(plan: Plan, session: int, open_cells: Iterable[Cell]) -> list[Batch]:
     """The warm-up batches: for every workload on every substrate that has trials to run."""
     pairs = dict.fromkeys((workload, label) for workload, label, _ in open_cells)
     return [
@@ -313,16 +332,31 @@ def warmups(plan: Plan, session: int, open_cells: Iterable[tuple[str, str, int]]
     ]
 
 
-def rounds(plan: Plan, labels: Sequence[str]) -> Iterator[list[Batch]]:
-    """The measured batches of each round. A cell with p parallel rollouts runs in every p-th round."""
-    for number in range(max(plan.workloads.values())):
+def rounds(
+    plan: Plan, labels: Sequence[str], firsts: Mapping[Cell, float] | None = None
+) -> Iterator[list[Batch]]:
+    """The measured batches of each round. A cell with p parallel rollouts runs in every p-th round.
+
+    ``firsts``: the seconds of the first trials, which may be added while the rounds run.
+    """
+    firsts = firsts if firsts is not None else {}
+    last = max(plan.workloads.values())
+    for number in range(last):
         batches = [
             Batch(workload, label, parallel, tuple(range(number, number + parallel)))
             for workload, label, parallel in cells(plan, labels)
-            if number < _wanted(plan, workload, label) and number % parallel == 0
+            if _runs(plan, (workload, label, parallel), firsts, number, last)
         ]
         random.Random(f"{plan.seed}/{number}").shuffle(batches)  # noqa: S311 (an order, not a secret)
         yield batches
+
+
+def _runs(plan: Plan, cell: Cell, firsts: Mapping[Cell, float], number: int, last: int) -> bool:
+    workload, label, parallel = cell
+    wanted = _wanted(plan, workload, label, firsts.get(cell))
+    if plan.fewer:
+        return runs_in(number, wanted, last)
+    return number < wanted and number % parallel == 0
 
 
 def remaining(batches: Iterable[Batch], done: set[str]) -> Iterator[Batch]:

@@ -45,12 +45,14 @@ class Study(msgspec.Struct, frozen=True, tag="study"):
     compared."""
 
 
-class Session(msgspec.Struct, frozen=True, tag="session"):
+class Session(msgspec.Struct, frozen=True, tag="session", omit_defaults=True):
     """A start or a resume of the study."""
 
     started: str
     load: float
     """One-minute load average."""
+    budget: float | None = None
+    """Seconds after which it stops, even if trials are missing."""
 
 
 class SubstrateFacts(msgspec.Struct, frozen=True, tag="substrate"):

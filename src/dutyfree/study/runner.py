@@ -12,8 +12,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, Protocol
 
 import anyio
@@ -25,6 +26,7 @@ from dutyfree import paths, substrates, validation, workloads
 from dutyfree.contract.errors import DutyfreeError, PlanError, RecordsError, Unavailable, UsageError
 from dutyfree.study import machine, records, trial
 from dutyfree.study import plan as plans
+from dutyfree.study.counts import Cell, first_seconds
 from dutyfree.study.messages import Ended, Prepare, Prepared, RunBatch
 from dutyfree.study.plan import Batch, Plan
 from dutyfree.study.records import Line, Records, RecordsWriter, Session, Study, SubstrateFacts, Trial
@@ -39,8 +41,6 @@ from dutyfree.workloads.workload import Workload
 GIVE_UP_AFTER = 3
 """After this many infrastructure failures in a row, check whether the substrate is still available."""
 
-Cell = tuple[str, str, int]
-
 
 class Progress(Protocol):
     """Receives the progress of a study."""
@@ -52,21 +52,26 @@ class Progress(Protocol):
         """Report that the trials start; ``done`` of them are recorded already."""
 
     def ended(self, ended: Trial, done: int, total: int, seconds_left: float | None) -> None:
-        """Report that a trial ended."""
+        """Report that a trial ended. ``total`` falls when a slow cell gets fewer trials."""
 
 
-async def run(plan: Plan, out: Path, *, resume: bool, progress: Progress) -> Records:
+async def run(
+    plan: Plan, out: Path, *, resume: bool, progress: Progress, budget: float | None = None
+) -> Records:
     """Run the plan, or the rest of it, and return all records.
+
+    ``budget``: seconds. No trial starts that would probably end later. A resumed study runs the rest.
 
     Raises RecordsError, PlanError, Unavailable, and errors of the preparation.
     """
+    deadline = None if budget is None else monotonic() + budget
     loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
     writer = await anyio.to_thread.run_sync(RecordsWriter, out)
     try:
-        session, done = await anyio.to_thread.run_sync(_begin, plan, out, resume, writer, loop)
+        session, done = await anyio.to_thread.run_sync(_begin, plan, out, resume, writer, loop, budget)
         async with AsyncExitStack() as stack:
             workers = await stack.enter_async_context(Workers())
-            study = _StudyRun(plan, workers, writer, progress, session, done)
+            study = _StudyRun(plan, workers, writer, progress, session, done, deadline)
             await study.open()
             await study.prepare(stack)
             await study.measure()
@@ -95,7 +100,7 @@ def _plan_of(found: Records, out: Path) -> Plan:
 
 
 def _begin(
-    plan: Plan, out: Path, resume: bool, writer: RecordsWriter, loop: str
+    plan: Plan, out: Path, resume: bool, writer: RecordsWriter, loop: str, budget: float | None
 ) -> tuple[int, tuple[Trial, ...]]:
     """Write the first lines. Return the number of the session, and the trials that are recorded already."""
     host = {**machine.facts(), "event_loop": loop}
@@ -108,7 +113,7 @@ def _begin(
         found = records.read(out)
         _check_continuation(plan, out, resume, found, host)
         session, done = len(found.sessions), found.trials
-    writer.write(Session(started=_now(), load=os.getloadavg()[0]))
+    writer.write(Session(started=_now(), load=os.getloadavg()[0], budget=budget))
     return session, done
 
 
@@ -143,6 +148,7 @@ class _StudyRun:
         progress: Progress,
         session: int,
         done: tuple[Trial, ...],
+        deadline: float | None,
     ) -> None:
         self._plan = plan
         self._workers = workers
@@ -156,14 +162,21 @@ class _StudyRun:
         self._servers: dict[tuple[str, str], GitServer] = {}
         self._trials: dict[Cell, list[Trial]] = defaultdict(list)
         self._done: set[str] = set()
+        self._warm: dict[Cell, float] = {}
+        """The seconds of warm-up trials, to estimate the time of cells without a measured one."""
+        self._firsts: dict[Cell, float] = {}
+        self._deadline = deadline
         self._failures_in_a_row: dict[str, int] = defaultdict(int)
         for ended in done:
             self._keep(ended)
 
     def _keep(self, ended: Trial) -> None:
         self._done.add(ended.id)
-        if not ended.warmup:
+        if ended.warmup:
+            self._warm[ended.cell] = ended.total
+        else:
             self._trials[ended.cell].append(ended)
+            self._firsts |= first_seconds([ended])
 
     async def _write(self, *lines: Line) -> None:
         await anyio.to_thread.run_sync(self._writer.write, *lines)
@@ -256,23 +269,26 @@ class _StudyRun:
         return self._servers[key].url(address)
 
     async def measure(self) -> None:
-        """Run the warm-ups, then all rounds that are not recorded yet."""
+        """Run the warm-ups, then all rounds that are not recorded yet, until the budget is used up."""
         labels = self._workers.labels
-        cells = plans.cells(self._plan, labels)
-        rounds = list(plans.rounds(self._plan, labels))
-        left = [batch for batches in rounds for batch in plans.remaining(batches, self._done)]
+        known = plans.rounds(self._plan, labels, self._firsts)
+        left = [batch for batches in known for batch in plans.remaining(batches, self._done)]
         warmups = plans.warmups(self._plan, self._session, (batch.cell for batch in left))
-        total = sum(plans.trials(self._plan, *cell) for cell in cells)
-        done = total - sum(len(batch.indices) for batch in left)
-        total += len(warmups)
-        self._progress.begin(done, total)
-        for number, batches in enumerate((warmups, *rounds), -1):
+        done = self._planned(labels) - sum(len(batch.indices) for batch in left)
+        self._progress.begin(done, self._planned(labels) + len(warmups))
+        # The rounds are made one by one: the first trial of a cell decides in which of the others it runs.
+        for number, batches in enumerate(
+            chain([warmups], plans.rounds(self._plan, labels, self._firsts)), -1
+        ):
             left = list(plans.remaining(batches, self._done))
             if left and number > 0 and self._plan.renew and number % self._plan.renew == 0:
                 await self._renew(left)
             for batch in left:
                 if not batch.warmup and plans.settled(self._plan.adaptive, self._trials[batch.cell]):
                     continue
+                if self._deadline is not None and monotonic() + self._expected(batch.cell) > self._deadline:
+                    self._progress.note("the budget is used up: the rest of the plan is left")
+                    return
                 for ended in await self._batch(batch):
                     done += 1
                     self._keep(ended)
@@ -280,8 +296,14 @@ class _StudyRun:
                     self._failures_in_a_row[batch.substrate] = (
                         self._failures_in_a_row[batch.substrate] + 1 if broken else 0
                     )
+                    total = self._planned(labels) + len(warmups)
                     self._progress.ended(ended, done, total, self._seconds_left(labels))
                 await self._check_substrate(batch.substrate)
+
+    def _planned(self, labels: list[str]) -> int:
+        """The number of measured trials, as far as it is known now."""
+        cells = plans.cells(self._plan, labels)
+        return sum(plans.trials(self._plan, cell, self._firsts.get(cell)) for cell in cells)
 
     async def _renew(self, batches: list[Batch]) -> None:
         """Start the substrates of the next rounds in fresh processes, and warm them up, unrecorded."""
@@ -326,16 +348,27 @@ class _StudyRun:
         """Estimate from the mean time of each cell, or of others with the same workload."""
         left = 0.0
         for cell in plans.cells(self._plan, labels):
-            workload, _, parallel = cell
-            missing = plans.trials(self._plan, *cell) - len(self._trials[cell])
-            others = (found for name, found in self._trials.items() if name[0] == workload)
-            known = self._trials[cell] or [one for found in others for one in found]
-            if not missing or plans.settled(self._plan.adaptive, self._trials[cell]):
+            ran = self._trials[cell]
+            one = self._expected(cell)
+            missing = plans.trials(self._plan, cell, self._firsts.get(cell, one)) - len(ran)
+            if missing <= 0 or plans.settled(self._plan.adaptive, ran):
                 continue
-            if not known:
+            if not one:
                 return None
-            left += missing / parallel * sum(one.total for one in known) / len(known)
+            left += missing / cell[2] * (one + self._plan.settle)
+        if self._deadline is not None:
+            left = min(left, max(0.0, self._deadline - monotonic()))
         return left
+
+    def _expected(self, cell: Cell) -> float:
+        """The estimated seconds of a trial; 0 if nothing is known."""
+        workload, label, _ = cell
+        if ran := self._trials[cell]:
+            return sum(one.total for one in ran) / len(ran)
+        if warm := self._warm.get((workload, label, 1)):
+            return warm
+        others = [one.total for name, found in self._trials.items() if name[0] == workload for one in found]
+        return sum(others) / len(others) if others else 0.0
 
 
 def _drop_caches() -> None:
