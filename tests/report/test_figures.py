@@ -19,9 +19,10 @@ from dutyfree.report.figures.catalog import FIGURES
 from dutyfree.report.figures.law import rankings_by_length
 from dutyfree.report.figures.tax import tax_by_substrate
 from tests.analysis.synthetic import action, cold, plausible, records, trial
+from tests.report.archetypes import archetypes
 from tests.report.controlled import controlled
 
-OPTIONAL = {"law", "rankings", "sensitivity", "tails", "storage", "walls"}
+OPTIONAL = {"action_path", "law", "rankings", "sensitivity", "tails", "storage", "walls"}
 """Only some studies have them."""
 
 SLACK = 1.5
@@ -66,6 +67,7 @@ CASES = {
         *cold("bare", [1, 2, 3, 9, 30], workload="T2"), *cold("docker", [1, 5, 20, 60, 90], workload="T2")
     ),
     "all controls": lambda: controlled(trials=6),
+    "archetypes": archetypes,
     "other mixes": lambda: mixed(("bare", "native", "docker", LONG)),
     "alike": lambda: records(*cold("bare", [1.0] * 9), *cold("native", [1.001, 1.0, 0.999] * 3)),
 }

@@ -168,6 +168,32 @@ class Law(msgspec.Struct, frozen=True, kw_only=True):
     """The workloads that the fit did not use: ``held_out`` of the plan."""
 
 
+class ActionPath(msgspec.Struct, frozen=True, kw_only=True):
+    """One archetype with its own way to run an action, and with our init: all else is the same.
+
+    The differences are own minus init, in the same draws of rounds.
+    """
+
+    own: str
+    """The label with the archetype's own way: an exec for each action."""
+    init: str
+    """The label with our init over one kept stream."""
+    creation: Estimate
+    """Seconds per rollout: a of the one minus a of the other."""
+    action: Estimate
+    """Seconds per action that are the action path: b of the one minus b of the other."""
+    work: Estimate | None
+    """c of the one minus c of the other; None if one of them is not known."""
+    share: Estimate | None
+    """``action`` as a share of b of ``own``; None if that is not positive."""
+    workload: str | None = None
+    """The longest workload on both and on their baseline."""
+    tax: Estimate | None = None
+    """Seconds that ``own`` adds to ``workload`` over the baseline."""
+    path_of_tax: Estimate | None = None
+    """Share of ``tax`` that goes away with our init; None if the tax is not shown to be positive."""
+
+
 class Wait(msgspec.Struct, frozen=True):
     """The expected time of the slowest of some rollouts: what a synchronous step waits for."""
 

@@ -73,9 +73,22 @@ class _Fit(msgspec.Struct, frozen=True):
         return found
 
 
+class LawDraws(msgspec.Struct, frozen=True):
+    """A law with its rows: as observed, then the draws. Row n of two laws is from the same rounds."""
+
+    law: Law
+    a: Floats
+    b: Floats
+    c: Floats
+    totals: dict[str, Floats]
+    """Workload → its mean total over the middle half."""
+    known: bool
+    """Whether there are enough rounds for intervals."""
+
+
 def laws(
     by_key: Mapping[Key, Sample], baselines: Mapping[str, str], rounds: Rounds, held_out: Collection[str] = ()
-) -> list[Law]:
+) -> list[LawDraws]:
     """The law of every substrate with a baseline, from its workloads that run one rollout at a time."""
     found = []
     for substrate in dict.fromkeys(key[1] for key in by_key):
@@ -179,24 +192,25 @@ def _shares(sample: Sample, rounds: Rounds) -> Floats:
     return shares
 
 
-def _law(substrate: str, base: str, fitted: Sequence[_Workload], rest: Sequence[_Workload]) -> Law:
+def _law(substrate: str, base: str, fitted: Sequence[_Workload], rest: Sequence[_Workload]) -> LawDraws:
     known = min(one.rounds for one in fitted) >= LEAST_ROUNDS
     fit = _fit(fitted, separate=True)
     separable = sum(one.wall.shape[1] for one in fitted) > 2 and _width(fit.c) <= WIDEST_C
     if not separable:
         fit = _fit(fitted, separate=False)
     points = [_point(one, fit) for one in fitted]
-    return Law(
+    law = Law(
         substrate=substrate,
         baseline=base,
-        a=_estimate(fit.a, known),
-        b=_estimate(fit.b, known),
-        c=_estimate(fit.c, known) if separable else None,
+        a=estimate_of(fit.a, known),
+        b=estimate_of(fit.b, known),
+        c=estimate_of(fit.c, known) if separable else None,
         trials=sum(one.trials for one in fitted),
         spread=float(np.sqrt(np.mean([point.error.value**2 for point in points]))),
         fitted=points,
         predictions=[_point(one, fit) for one in rest],
     )
+    return LawDraws(law, fit.a, fit.b, fit.c, {one.name: one.total for one in (*fitted, *rest)}, known)
 
 
 def _fit(workloads: Sequence[_Workload], *, separate: bool) -> _Fit:
@@ -263,9 +277,9 @@ def _point(workload: _Workload, fit: _Fit) -> LawPoint:
         actions=workload.actions,
         work=float(workload.work[0]),
         trials=workload.trials,
-        measured=_estimate(workload.total, known),
-        predicted=_estimate(predicted, known),
-        error=_estimate(predicted / np.maximum(workload.total, TINY) - 1, known),
+        measured=estimate_of(workload.total, known),
+        predicted=estimate_of(predicted, known),
+        error=estimate_of(predicted / np.maximum(workload.total, TINY) - 1, known),
     )
 
 
@@ -279,5 +293,6 @@ def _bounds(rows: Floats) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _estimate(rows: Floats, known: bool) -> Estimate:
+def estimate_of(rows: Floats, known: bool) -> Estimate:
+    """The observed value, and the interval of the draws if it is ``known``."""
     return Estimate(float(rows[0]), *_bounds(rows)) if known else Estimate(float(rows[0]))

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from dutyfree.analysis.findings import (
+    ActionPath,
     FailureGroup,
     Law,
     NoiseFloor,
@@ -201,6 +202,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     failures: list[FailureGroup]
     cautions: list[Caution]
     laws: list[Law] = []
+    action_paths: list[ActionPath] = []
+    """One for each archetype that was measured with its own exec and with our init."""
     tails: list[Tail] = []
     noise_floor: list[NoiseFloor] = []
     """One for each metric; empty if the plan has no A/A control."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dutyfree.analysis import law, model, tails
+from dutyfree.analysis.action_path import action_paths
 from dutyfree.analysis.baselines import ordered_labels, twins
 from dutyfree.analysis.cautions import cautions
 from dutyfree.analysis.cells import describe, failure_groups, samples
@@ -31,7 +32,8 @@ def summarise(records: Records) -> Summary:
     lone_keys = {key: sample for key, sample in by_key.items() if key[1] not in copies}
     lone_cells = [cell for cell in cells if cell.substrate not in copies]
     compared = ratios(lone_keys, rounds, floor)
-    found_laws = law.laws(lone_keys, decomposer.baselines, rounds, plan.get("held_out") or ())
+    drawn_laws = law.laws(lone_keys, decomposer.baselines, rounds, plan.get("held_out") or ())
+    found_laws = [one.law for one in drawn_laws]
     found_tails = [found for sample in lone_keys.values() if (found := tails.tail(sample, rounds))]
     parallel = any(cell.parallel > 1 for cell in cells)
     return Summary(
@@ -64,6 +66,7 @@ def summarise(records: Records) -> Summary:
             *tails.cautions(found_tails),
         ],
         laws=found_laws,
+        action_paths=action_paths(records, drawn_laws),
         tails=found_tails,
         noise_floor=control,
     )

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dutyfree.analysis.model import Caution, CautionKind, Cell, Summary
+from dutyfree.analysis.projection import MILLION
 from dutyfree.analysis.units import duration, hours
 from dutyfree.report.blocks import FigureBlock
+from dutyfree.report.figures.rows import MANY
 from dutyfree.report.figures.sensitivity import relative_times
 from dutyfree.report.figures.tails import tail_workload, tails_of
 from dutyfree.report.figures.tax import lone_taxes, shown_workloads
 from dutyfree.report.figures.trajectories import projected_workload
-from dutyfree.report.phrases import factor, rate, seconds
+from dutyfree.report.phrases import factor, rate, seconds, share
 from dutyfree.report.rankings import crossings, lines
 from dutyfree.report.storage import compared_workloads, storage_pairs
 from dutyfree.report.tables.table import DIVISION, MIDDLE, lone_cells
@@ -70,8 +72,11 @@ def figure3(summary: Summary) -> FigureBlock:
     return FigureBlock(
         "figure3",
         "Figure 3. Distributions of cold starts",
-        "The share of all trials, including failures, that ended within a time. No trial is left out. The "
-        "mark is the slowest trial. With failures, the curve ends below 100 %.",
+        "A mark for each successful trial, on logarithmic scales: from the request to the first command's "
+        "result (left), and until the sandbox is removed (right)."
+        if len({cell.substrate for cell in cells}) > MANY
+        else "The share of all trials, including failures, that ended within a time. No trial is left out. "
+        "The mark is the slowest trial. With failures, the curve ends below 100 %.",
         _alt("Cumulative distributions of cold starts; p95 of the whole rollout", cells, "p95"),
         _figure_cautions(summary, cells, without=DIVISION),
     )
@@ -98,8 +103,11 @@ def figure5(summary: Summary) -> FigureBlock:
     return FigureBlock(
         "figure5",
         "Figure 5. Completion time and amortised latency by action count",
-        "Above: p50 of the completion time, from the request until the sandbox is removed. Below: the same "
-        "divided by the number of actions. Thick lines are 95 % intervals, if wider than the mark.",
+        "Left: p50 of the completion time, from the request until the sandbox is removed. Right: the same "
+        "divided by the number of actions. Both are logarithmic."
+        if len({cell.substrate for cell in cells if cell.total}) > MANY
+        else "Above: p50 of the completion time, from the request until the sandbox is removed. Below: the "
+        "same divided by the number of actions. Thick lines are 95 % intervals, if wider than the mark.",
         _alt("Completion time by number of actions as lines", cells, "total"),
         _figure_cautions(summary, cells, without=MIDDLE),
     )
@@ -109,14 +117,19 @@ def figure6(summary: Summary) -> FigureBlock:
     workload = projected_workload(summary)
     cells = summary.lone(workload) if workload else []
     rows = [row for row in summary.projections if row.workload == workload]
-    ends = [row for row in rows if row.rollouts == rows[-1].rollouts]
+    many = len({row.substrate for row in rows}) > MANY
+    rollouts = MILLION if many else rows[-1].rollouts if rows else 0
+    ends = [row for row in rows if row.rollouts == rollouts]
     values = ", ".join(f"{row.substrate} {hours(row.hours.value)}" for row in ends)
     return FigureBlock(
         "figure6",
         "Figure 6. Worker-hours by number of trajectories",
-        f"N·T/3600, where T is the mean of {workload or 'a trajectory'}. Bands are 95 % intervals. The "
-        "ranking is the same for every N.",
-        f"Worker-hours by number of rollouts as lines; at the right end: {values or 'no data'}.",
+        f"N·T/3600, where T is the mean of {workload or 'a trajectory'}. "
+        + ("Thick lines" if many else "Bands")
+        + " are 95 % intervals. The ranking is the same for every N.",
+        f"Worker-hours of a million rollouts as dots: {values}."
+        if many
+        else f"Worker-hours by number of rollouts as lines; at the right end: {values or 'no data'}.",
         _figure_cautions(summary, cells, without=MIDDLE),
     )
 
@@ -138,9 +151,26 @@ def law(summary: Summary) -> FigureBlock | None:
     )
 
 
+def action_path(summary: Summary) -> FigureBlock | None:
+    if not summary.action_paths:
+        return None
+    values = "; ".join(
+        f"{one.own} to {one.init}: {seconds(one.action)} per action, {share(one.share)} of b"
+        for one in summary.action_paths
+    )
+    return FigureBlock(
+        "action_path",
+        "The action path",
+        "Each archetype with its own exec (filled) and with our init (hollow): a per rollout and b per "
+        "action, logarithmic, and the share of b that is the action path. Thick lines are 95 % intervals.",
+        f"The law of both ways to run an action as dots with intervals: {values}.",
+        [],
+    )
+
+
 def rankings(summary: Summary) -> FigureBlock | None:
     found = lines(summary)
-    if not found:
+    if not found or len(found) > MANY:
         return None
     ends = "; ".join(f"{label} {points[-1].measured:.2f}" for label, points in found.items())
     crossed = ", ".join(
@@ -183,8 +213,12 @@ def tails(summary: Summary) -> FigureBlock | None:
     return FigureBlock(
         "tails",
         "What a synchronous step waits for",
-        f"The mean of {workload}, and the expected time of the slowest of 8, 64 and 512 rollouts. A hollow "
-        "mark is a lower bound: there are too few trials for so large a group.",
+        f"The mean of {workload}, and the expected time of the slowest of 8, 64 and 512 rollouts. "
+        + (
+            "The table says which are lower bounds."
+            if len(found) > MANY
+            else "A hollow mark is a lower bound: there are too few trials for so large a group."
+        ),
         f"The expected slowest rollout by group size as lines: {values}.",
         [],
     )

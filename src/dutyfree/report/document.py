@@ -11,7 +11,7 @@ from dutyfree.analysis.cautions import FEW, FEW_FOR_TAIL
 from dutyfree.analysis.model import Summary
 from dutyfree.analysis.statistics import RESAMPLES
 from dutyfree.analysis.units import duration, enumeration, percent, plural
-from dutyfree.report import captions
+from dutyfree.report import captions, paper
 from dutyfree.report.blocks import (
     Block,
     FactsBlock,
@@ -22,6 +22,7 @@ from dutyfree.report.blocks import (
     Section,
     TableBlock,
 )
+from dutyfree.report.figures.rows import MANY
 from dutyfree.report.headline import HeadlineAnswer, answers
 from dutyfree.report.phrases import CautionGroup, groups, minus_one, rate
 from dutyfree.report.tables.catalog import tables
@@ -128,7 +129,9 @@ def _results(summary: Summary, made: dict[str, Table]) -> list[Section]:
                 TableBlock(made["worker_hours"]),
             ],
         ),
-        Section("The tax", [*_tax_figure(summary), TableBlock(made["tax"]), _foldable(made["ratios"])]),
+        Section(
+            "The tax", [*_tax_figure(summary), TableBlock(made["tax"]), _foldable(_ratios(summary, made))]
+        ),
         Section(
             "Do the rankings hold?",
             [
@@ -143,6 +146,16 @@ def _results(summary: Summary, made: dict[str, Table]) -> list[Section]:
     ]
     if "predictions" in made:
         sections.append(Section("Predictions of the law", [_foldable(made["predictions"])]))
+    if "action_path" in made:
+        sections.append(
+            Section(
+                "The action path",
+                [*_present(captions.action_path(summary)), TableBlock(made["action_path"])],
+            )
+        )
+    if "beside_the_paper" in made:
+        said = [ParagraphBlock(text) for text in paper.sentences(summary)]
+        sections.append(Section("Beside the paper", [TableBlock(made["beside_the_paper"]), *said]))
     if "storage" in made:
         sections.append(
             Section("Disk and memory", [*_present(captions.storage(summary)), _foldable(made["storage"])])
@@ -160,6 +173,26 @@ def _results(summary: Summary, made: dict[str, Table]) -> list[Section]:
 
 def _present(block: FigureBlock | None) -> list[FigureBlock]:
     return [block] if block else []
+
+
+def _ratios(summary: Summary, made: dict[str, Table]) -> Table:
+    """With many substrates only those of an archetype with itself: there are thousands of pairs."""
+    table = made["ratios"]
+    if len(summary.labels) <= MANY:
+        return table
+    own = [{one.own, one.init} for one in summary.action_paths]
+    slower, faster, metric = (table.header.index(name) for name in ("slower", "faster", "metric"))
+    return msgspec.structs.replace(
+        table,
+        caption=f"{table.caption} Here are only whole rollouts of an archetype with its own exec and with "
+        "our init; all pairs are in tables/ratios.csv.",
+        rows=[
+            row
+            for row in table.rows
+            if row.shown[metric] == "whole rollout" and {row.shown[slower], row.shown[faster]} in own
+        ],
+        absent="None. All pairs are in tables/ratios.csv.",
+    )
 
 
 def _tax_figure(summary: Summary) -> list[FigureBlock]:

@@ -46,6 +46,8 @@ class SubstrateLook(msgspec.Struct, frozen=True):
 
 _SOLID, _DASHED, _DOTTED, _MIXED = "-", (0, (4, 1.6)), (0, (1.2, 1.4)), (0, (5, 1.4, 1.2, 1.4))
 
+_LINES = (_SOLID, _DASHED, _DOTTED, _MIXED)
+
 _LOOKS: tuple[SubstrateLook, ...] = (
     SubstrateLook("#7a828c", "o", _SOLID),
     SubstrateLook("#d55e00", "s", _SOLID),
@@ -67,6 +69,8 @@ _KNOWN = {"bare": 0, "native": 1, "docker": 2, "oci": 3, "kubernetes": 4, "vm": 
 
 def substrate_looks(summary: Summary) -> dict[str, SubstrateLook]:
     taken: dict[str, int] = {}
+    if len(summary.substrates) > len(_LOOKS):
+        return _looks_by_family(summary)
     for substrate in summary.substrates:
         place = _KNOWN.get(substrate.use)
         if place is not None and place not in taken.values():
@@ -76,6 +80,27 @@ def substrate_looks(summary: Summary) -> dict[str, SubstrateLook]:
         if substrate.label not in taken:
             taken[substrate.label] = free.pop(0) if free else len(taken) % len(_LOOKS)
     return {label: _LOOKS[place] for label, place in taken.items()}
+
+
+def _looks_by_family(summary: Summary) -> dict[str, SubstrateLook]:
+    """One colour for labels that begin alike, such as docker and docker-init; they differ in their marks."""
+    families: dict[str, list[str]] = {}
+    for label in summary.labels:
+        families.setdefault(label.partition("-")[0], []).append(label)
+    places = {name: _KNOWN[name] for name in families if name in _KNOWN}
+    free = [place for place in range(len(_LOOKS)) if place not in places.values()]
+    for name in families:
+        if name not in places:
+            places[name] = free.pop(0) if free else len(places) % len(_LOOKS)
+    return {
+        label: msgspec.structs.replace(
+            _LOOKS[places[name]],
+            marker=_LOOKS[number % len(_LOOKS)].marker,
+            line=_LINES[number % len(_LINES)],
+        )
+        for name, labels in families.items()
+        for number, label in enumerate(labels)
+    }
 
 
 @lru_cache(maxsize=1)

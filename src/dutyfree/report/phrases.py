@@ -34,6 +34,17 @@ def rate(estimate: Estimate | None) -> str:
     return f"{value} [{low}, {high}]"
 
 
+def share(estimate: Estimate | None) -> str:
+    """97 % [96, 98]."""
+    if estimate is None:
+        return UNKNOWN
+    value = percent(estimate.value)
+    if estimate.low is None or estimate.high is None:
+        return value
+    low, high = (percent(bound)[:-2] for bound in (estimate.low, estimate.high))
+    return f"{value} [{low}, {high}]"
+
+
 def minus_one(ratio: Estimate) -> Estimate:
     """A ratio as a rate: 1.05 is +5 %."""
     low = None if ratio.low is None else ratio.low - 1

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dutyfree.analysis.model import Summary
+from dutyfree.report.figures.action_path import action_path
 from dutyfree.report.figures.cold_start import cold_start_distributions, cold_start_medians
 from dutyfree.report.figures.composition import composition_by_length, decomposition_at_t2
 from dutyfree.report.figures.law import law_by_substrate, rankings_by_length
@@ -28,6 +29,7 @@ FIGURES: dict[str, Callable[[Summary], Any]] = {
     "rankings": rankings_by_length,
     "sensitivity": relative_by_workload,
     "tails": waits_by_group,
+    "action_path": action_path,
     "storage": storage_by_substrate,
     "walls": prices_of_walls,
 }

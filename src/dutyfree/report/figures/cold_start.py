@@ -10,6 +10,7 @@ from dutyfree.analysis.model import Cell, Summary
 from dutyfree.analysis.units import duration
 from dutyfree.report import canvas
 from dutyfree.report.figures import drawing
+from dutyfree.report.figures.rows import MANY
 from dutyfree.report.palette import INK, SubstrateLook, drawn, substrate_looks
 
 
@@ -83,6 +84,8 @@ def cold_start_distributions(summary: Summary) -> Any:
         return canvas.empty("no data for cold starts")
     looks = substrate_looks(summary)
     shown = [label for label in summary.labels if any(summary.lone_cell(tier, label) for tier in tiers)]
+    if len(shown) > MANY:
+        return _strips(summary, tiers, looks)
     figure = canvas.new(1.0 + 1.75 * len(tiers))
     panels = figure.subplots(len(tiers), 2, sharey=True, squeeze=False)
     for (left, right), tier in zip(panels, tiers, strict=True):
@@ -95,6 +98,39 @@ def cold_start_distributions(summary: Summary) -> Any:
     succeeded = {cell.substrate for tier in tiers for cell in summary.lone(tier) if cell.total}
     canvas.legend(figure, [_handle(label, looks[label], label in succeeded) for label in shown])
     return figure
+
+
+def _strips(summary: Summary, tiers: list[str], looks: dict[str, SubstrateLook]) -> Any:
+    """A row for each substrate, a mark for each trial."""
+    rows = {tier: summary.lone(tier) for tier in tiers}
+    heights = [0.35 + 0.2 * len(rows[tier]) for tier in tiers]
+    figure = canvas.new(0.5 + sum(heights))
+    panels = figure.subplots(len(tiers), 2, sharey="row", squeeze=False, height_ratios=heights)
+    for (left, right), tier in zip(panels, tiers, strict=True):
+        for axes, metric in ((left, "first_result"), (right, "total")):
+            _strip(axes, rows[tier], metric, looks)
+        drawing.name_rows(left, [cell.substrate for cell in rows[tier]])
+        right.tick_params(axis="y", length=0)
+        right.spines["left"].set_visible(False)
+        drawing.title(left, f"{drawn(tier, 12)}, first result", 10, pad=4)
+        drawing.title(right, f"{drawn(tier, 12)}, whole rollout", 10, pad=4)
+    return figure
+
+
+def _strip(axes: Any, cells: list[Cell], metric: str, looks: dict[str, SubstrateLook]) -> None:
+    found = [[value for value in getattr(cell.distribution, metric) if value > 0] for cell in cells]
+    known = [value for values in found for value in values]
+    low, high = min(known, default=1e-3) / 1.6, max(known, default=1.0) * 1.6
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    canvas.duration_axis(axes.xaxis, low, high, most=3)
+    axes.grid(axis="x")
+    for row, (cell, values) in enumerate(zip(cells, found, strict=True)):
+        if not values:
+            drawing.say(axes, row, "all failed" if cell.trials else "no data", x=0.02, fontsize=9)
+            continue
+        colour = looks[cell.substrate].colour
+        axes.plot(values, [row] * len(values), "|", color=colour, markersize=8, alpha=0.6)
 
 
 def _handle(label: str, look: SubstrateLook, succeeded: bool) -> Any:

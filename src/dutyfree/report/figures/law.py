@@ -10,6 +10,7 @@ from dutyfree.analysis.model import Summary
 from dutyfree.report import canvas, rankings
 from dutyfree.report.figures import drawing
 from dutyfree.report.figures.dots import Panel, panels
+from dutyfree.report.figures.rows import MANY
 from dutyfree.report.palette import INK, MUTED, drawn, substrate_looks
 
 
@@ -33,7 +34,7 @@ def law_by_substrate(summary: Summary) -> Any:
 def rankings_by_length(summary: Summary) -> Any:
     """Time relative to the baseline by length: lines from the law, marks as measured, rings at crossings."""
     lines = rankings.lines(summary)
-    if not lines:
+    if not lines or len(lines) > MANY:  # then the table of rankings says it alone
         return None
     looks = substrate_looks(summary)
     figure = canvas.new(3.6)

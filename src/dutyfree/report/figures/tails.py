@@ -8,6 +8,7 @@ from dutyfree.analysis.findings import Tail
 from dutyfree.analysis.model import Summary
 from dutyfree.report import canvas
 from dutyfree.report.figures import drawing
+from dutyfree.report.figures.rows import MANY, RowPanel, rows_of_marks
 from dutyfree.report.palette import SubstrateLook, drawn, substrate_looks
 
 
@@ -33,17 +34,21 @@ def waits_by_group(summary: Summary) -> Any:
     if workload is None or not tails:
         return None
     looks = substrate_looks(summary)
+    groups = [wait.rollouts for wait in tails[0].waits]
+    values = {tail.substrate: _values(summary, tail) for tail in tails}
+    if len(tails) > MANY:
+        return rows_of_marks(
+            list(values),
+            [looks[label] for label in values],
+            [RowPanel(drawn(f"expected slowest, {workload}", 50), list(values.values()))],
+            ["mean", *(f"of {group:,}" for group in groups)],
+        )
     figure = canvas.new(3.3)
     axes: Any = figure.subplots()
-    groups = [wait.rollouts for wait in tails[0].waits]
-    high = 0.0
+    high = max(value for found in values.values() for value in found)
     for tail in tails:
-        cell = summary.lone_cell(workload, tail.substrate)
-        assert cell is not None
-        assert cell.total is not None
-        values = [cell.total.mean.value, *(wait.seconds.value for wait in tail.waits)]
-        high = max(high, *values)
-        _line(axes, values, [False, *(wait.at_least for wait in tail.waits)], looks[tail.substrate])
+        unsure = [False, *(wait.at_least for wait in tail.waits)]
+        _line(axes, values[tail.substrate], unsure, looks[tail.substrate])
     axes.set_xticks(range(len(groups) + 1), ["1", *(f"{group:,}" for group in groups)])
     axes.set_xlim(-0.3, len(groups) + 0.3)
     axes.set_ylim(0, high * 1.06 or 1.0)
@@ -53,6 +58,13 @@ def waits_by_group(summary: Summary) -> Any:
     axes.grid(axis="y")
     canvas.legend(figure, [drawing.handle(tail.substrate, looks[tail.substrate]) for tail in tails])
     return figure
+
+
+def _values(summary: Summary, tail: Tail) -> list[float]:
+    cell = summary.lone_cell(tail.workload, tail.substrate)
+    assert cell is not None
+    assert cell.total is not None
+    return [cell.total.mean.value, *(wait.seconds.value for wait in tail.waits)]
 
 
 def _line(axes: Any, values: list[float], unsure: list[bool], look: SubstrateLook) -> None:

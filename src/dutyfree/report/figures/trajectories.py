@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from dutyfree.analysis.findings import Projection
 from dutyfree.analysis.model import Cell, Summary
+from dutyfree.analysis.projection import MILLION
 from dutyfree.analysis.statistics import Quantity
-from dutyfree.analysis.units import hours
+from dutyfree.analysis.units import hours, plural
 from dutyfree.report import canvas
 from dutyfree.report.figures import drawing
-from dutyfree.report.palette import MUTED, SubstrateLook, drawn, substrate_looks
+from dutyfree.report.figures.rows import MANY, ROW, RowPanel, rows_of_marks
+from dutyfree.report.palette import INK, MUTED, SubstrateLook, drawn, substrate_looks
 
 
 def completion_by_length(summary: Summary) -> Any:
@@ -32,6 +36,8 @@ def completion_by_length(summary: Summary) -> Any:
     if not series:
         return canvas.empty("no data for trajectories")
     looks = substrate_looks(summary)
+    if len(series) > MANY:
+        return _completion_rows(series, looks)
     figure = canvas.new(5.6)
     upper, lower = figure.subplots(2, 1, sharex=True)
     for label, cells in series.items():
@@ -55,6 +61,27 @@ def completion_by_length(summary: Summary) -> Any:
     handles = [drawing.handle(label, looks[label], linewidth=1.8, markersize=6.5) for label in series]
     canvas.legend(figure, handles)
     return figure
+
+
+def _completion_rows(series: dict[str, list[Cell]], looks: dict[str, SubstrateLook]) -> Any:
+    lengths = sorted({cell.actions for cells in series.values() for cell in cells})
+
+    def values(metric: Callable[[Cell], Quantity | None]) -> list[list[float | None]]:
+        found = []
+        for cells in series.values():
+            known = {cell.actions: quantity.p50.value for cell in cells if (quantity := metric(cell))}
+            found.append([known.get(length) for length in lengths])
+        return found
+
+    return rows_of_marks(
+        list(series),
+        [looks[label] for label in series],
+        [
+            RowPanel("completion time, p50", values(lambda cell: cell.total)),
+            RowPanel("per action, p50", values(lambda cell: cell.per_action)),
+        ],
+        [plural(length, "action") for length in lengths],
+    )
 
 
 def _line(axes: Any, cells: list[Cell], quantities: list[Quantity | None], look: SubstrateLook) -> None:
@@ -81,6 +108,13 @@ def worker_hours(summary: Summary) -> Any:
     for row in rows:
         series.setdefault(row.substrate, []).append(row)
     looks = substrate_looks(summary)
+    kind = (
+        f"{rows[0].actions}-action trajectories"
+        if workload.startswith("trajectory-")
+        else f"{workload} rollouts"
+    )
+    if len(series) > MANY:
+        return _hour_rows(series, looks, kind)
     figure = canvas.new(max(3.7, 1.0 + 0.3 * len(series)))
     axes: Any = figure.subplots()
     for label, points in series.items():
@@ -100,16 +134,39 @@ def worker_hours(summary: Summary) -> Any:
     axes.set_xticks(marked, [f"{place / 1e6:g} M" for place in marked])
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.grid(visible=True)
-    kind = (
-        f"{rows[0].actions}-action trajectories"
-        if workload.startswith("trajectory-")
-        else f"{workload} rollouts"
-    )
     axes.set_xlabel(drawn(kind, 40))
     axes.set_ylabel("worker-hours")
     _end_labels(axes, series, looks, top)
     missing = [cell.substrate for cell in summary.lone(workload) if cell.substrate not in series]
     _name_missing(axes, missing, 0.97, 48)
+    return figure
+
+
+def _hour_rows(series: dict[str, list[Projection]], looks: dict[str, SubstrateLook], kind: str) -> Any:
+    """Worker-hours of a million, slowest last: all lines go through the origin, so one point says all."""
+    ends = {
+        label: next(point for point in points if point.rollouts == MILLION).hours
+        for label, points in series.items()
+    }
+    figure = canvas.new(0.8 + ROW * len(ends))
+    axes: Any = figure.subplots()
+    known = [bound for one in ends.values() for bound in (one.value, one.low, one.high) if bound]
+    low, high = min(known) / 1.3, max(known) * 1.3
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    steps = [math.log(step * 10.0**power) for power in range(9) for step in (1, 1.5, 2, 3, 5, 7)]
+    inside = [step for step in steps if math.log(low) <= step <= math.log(high)]
+    kept = canvas.spread_out(inside, 0.25 * math.log(high / low))
+    axes.xaxis.set_major_locator(FixedLocator([math.exp(step) for step in kept]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    for row, (label, estimate) in enumerate(ends.items()):
+        drawing.interval(axes, row, estimate, looks[label])
+        drawing.dot(axes, estimate.value, row, looks[label])
+        drawing.say(axes, row, hours(estimate.value), INK, fontsize=9.5)
+    drawing.name_rows(axes, list(ends))
+    axes.grid(axis="x")
+    axes.set_xlabel(drawn(f"worker-hours, million {kind}", 52))
     return figure
 
 

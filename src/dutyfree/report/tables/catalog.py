@@ -25,6 +25,8 @@ ALWAYS: tuple[Callable[[Summary], Table], ...] = (
     results.failures,
 )
 WITH_DATA: tuple[Callable[[Summary], Table], ...] = (
+    controls.beside_the_paper,
+    controls.action_path,
     law.noise_floor,
     law.predictions,
     controls.storage,
