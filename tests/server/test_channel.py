@@ -18,8 +18,10 @@ from dutyfree.contract import Recipe, Stage
 from dutyfree.contract.errors import RecipeError, Unavailable
 from dutyfree.server.tokens import Tokens
 from dutyfree.substrates.hosted import Hosted
+from dutyfree.substrates.hosted.sandbox import HostedSandbox
 from dutyfree.wire import codec, frames
 from dutyfree.wire.frames import Call, Kind
+from dutyfree.wire.websocket import pack_masked
 from tests.awaiting import until, until_not
 from tests.serving import serving
 
@@ -189,3 +191,96 @@ async def test_a_revoked_token_loses_its_channel(tmp_path: Path) -> None:
             await until(lambda: hosted._connection._socket is None)
             with pytest.raises(Unavailable, match="401"):
                 await hosted.sandboxes()
+
+
+async def message(socket: ClientConnection) -> tuple[int, int, object]:
+    """The next message of the server: its kind, its number, and what it says."""
+    with anyio.fail_after(20):
+        data = await socket.recv()
+    assert isinstance(data, bytes)
+    return (*frames.HEAD.unpack_from(data), msgspec.msgpack.decode(data[frames.HEAD.size :]))
+
+
+def packed(number: int, method: str, sandbox: str, arguments: object) -> bytes:
+    call = Call(method, sandbox, msgspec.Raw(codec.encode(arguments)))
+    return frames.HEAD.pack(Kind.CALL, number) + codec.encode(call)
+
+
+@pytest.mark.parametrize("method", ["exec", "batch"])  # with a task, and without one
+async def test_a_call_that_is_cancelled_at_once_is_answered(
+    socket: ClientConnection, hosted: Hosted, method: str
+) -> None:
+    action = {"type": "exec", "command": "sleep 100"}
+    arguments = action if method == "exec" else {"actions": [action]}
+    async with hosted.sandbox() as sandbox:
+        for number in range(1, 9):  # both frames come together: the call may not have begun yet
+            both = packed(number, method, sandbox.id, arguments), frames.HEAD.pack(Kind.CANCEL, number)
+            socket.transport.write(b"".join(pack_masked(one) for one in both))
+            kind, answered, error = await message(socket)
+            assert (kind, answered) == (Kind.ERROR, number)
+            assert isinstance(error, dict)
+            assert "cancelled" in error["message"]
+        assert (await sandbox.exec("pgrep -c sleep")).stdout == b"0\n"
+
+
+async def test_a_client_that_is_gone_leaves_no_command(socket: ClientConnection, hosted: Hosted) -> None:
+    async with hosted.sandbox() as sandbox:
+        await socket.send(packed(1, "exec", sandbox.id, {"type": "exec", "command": "sleep 100"}))
+
+        async def running() -> bool:
+            return (await sandbox.exec(["pgrep", "sleep"])).exit_code == 0
+
+        await until(running)
+        socket.transport.abort()
+        await until_not(running)
+
+
+async def test_a_cancelled_call_of_a_paused_sandbox_is_answered(hosted: Hosted) -> None:
+    async with hosted.sandbox() as sandbox:
+        running = asyncio.create_task(sandbox.exec("sleep 100"))
+        await until(lambda: _sleeps(sandbox))
+        await sandbox.pause()
+        running.cancel()
+        with anyio.fail_after(20), pytest.raises(asyncio.CancelledError):
+            await running
+        await sandbox.resume()
+        await until_not(lambda: _sleeps(sandbox))
+
+
+async def _sleeps(sandbox: HostedSandbox) -> bool:
+    return (await sandbox.exec(["pgrep", "sleep"])).exit_code == 0
+
+
+async def test_large_files_and_outputs_arrive_whole(hosted: Hosted) -> None:
+    async with hosted.sandbox() as sandbox:
+        for size in (0, 1, 1 << 16, 300 << 10, 5 << 20):
+            content = bytes(range(256)) * (size // 256) + bytes(size % 256)
+            await sandbox.write("file", content)
+            assert await sandbox.read("file") == content
+        seen = await sandbox.exec("head -c 300000 file")
+        assert len(seen.stdout) == 300_000
+
+
+async def test_a_command_takes_no_items(socket: ClientConnection, hosted: Hosted) -> None:
+    async with hosted.sandbox() as sandbox:
+        await socket.send(packed(1, "exec", sandbox.id, {"type": "exec", "command": "sleep 100"}))
+        await socket.send(frames.HEAD.pack(Kind.ITEM, 1) + b"input")
+        with pytest.raises(ConnectionClosed), anyio.fail_after(10):
+            await socket.recv()
+        await until_not(lambda: _sleeps(sandbox))
+
+
+async def test_a_sandbox_that_dies_fails_its_calls(socket: ClientConnection, hosted: Hosted) -> None:
+    """Also those that no task waits for, with the outcome in the counts."""
+    async with hosted.sandbox() as sandbox:
+        await socket.send(packed(1, "exec", sandbox.id, {"type": "exec", "command": "sleep 100"}))
+        await until(lambda: _sleeps(sandbox))
+        await sandbox.close()
+        kind, number, error = await message(socket)
+        assert (kind, number) == (Kind.ERROR, 1)
+        assert isinstance(error, dict)
+        assert "closed" in error["message"], error
+        await socket.send(packed(2, "read", sandbox.id, {"type": "read", "path": "file"}))
+        kind, number, error = await message(socket)
+        assert isinstance(error, dict)
+        assert (kind, error["code"]) == (Kind.ERROR, "sandbox_closed")

@@ -50,17 +50,22 @@ def _image(wanted: Any) -> object:
     return getattr(wanted, "recipe", wanted).image or "the usual image"
 
 
+def label_of(call: str, arguments: object) -> str:
+    """What the label of a call shows of its arguments."""
+    subject = _SUBJECTS.get(call)
+    return "" if subject is None else short(subject(arguments))
+
+
 def recorded(function: Handler) -> Handler:
     """The same handler, which also publishes how its calls end."""
     call = function.__name__.rstrip("_")
-    subject = _SUBJECTS.get(call)
     of_sandbox = call not in NODE
     if call in QUIET:
         return function
 
     async def run(context: Context, arguments: Any) -> Any:
         events = context.service.events
-        label = "" if subject is None else short(subject(arguments))
+        label = label_of(call, arguments)
         running = events.begin(call, label, context.tenant, events.held(context) if of_sandbox else None)
         try:
             result = await function(context, arguments)

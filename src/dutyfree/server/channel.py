@@ -8,13 +8,15 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
 from dutyfree.contract.errors import DispatchError, DutyfreeError, Exhausted, Restarting, UsageError
+from dutyfree.server import quick_calls
 from dutyfree.server.handlers import HANDLERS
 from dutyfree.server.observed import Origin, command_of
+from dutyfree.server.quick_calls import LARGE, QuickCall
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
 from dutyfree.wire import codec, frames
@@ -22,8 +24,6 @@ from dutyfree.wire.calls import CALLS, CallType
 from dutyfree.wire.errors import describe
 from dutyfree.wire.frames import Call, Kind
 
-LARGE = 64 << 10
-"""Bytes of arguments and answers from which on they count as memory that the tenant uses."""
 _STEP = 1 << 20
 """Unfinished messages count in steps of so many bytes."""
 
@@ -55,7 +55,8 @@ class Channel:
         self._send_now = send_now
         self._refusal: bytes | None = None
         self._assembler = frames.Assembler(largest)
-        self._calls: dict[int, RunningCall] = {}
+        self._calls: dict[int, RunningCall | QuickCall] = {}
+        self._sending: set[asyncio.Task[None]] = set()
         self._reserved = 0
         self.name = secrets.token_hex(4)
         """For the log: the id of a call is this and its number."""
@@ -98,7 +99,8 @@ class Channel:
         if not self.service.overload.admits(self.tenant, call.method):  # before anything is spent on it
             self._refuse(number)
             return
-        self._calls[number] = RunningCall(self, number, call, len(payload))
+        quick = quick_calls.begin(self, number, call, len(payload))
+        self._calls[number] = RunningCall(self, number, call, len(payload)) if quick is None else quick
 
     def _reserve(self, size: int) -> None:
         """Count the memory of unfinished messages. Raises ProtocolError if the tenant uses too much."""
@@ -116,14 +118,42 @@ class Channel:
         """Answer a call that may not begin now."""
         if self._refusal is None:
             self._refusal = codec.encode(describe(self.service.overload.error()))
-        (frame,) = frames.pack(Kind.ERROR, number, self._refusal)
-        if not self._send_now(frame):
-            late = asyncio.ensure_future(self._send(frame))
-            late.add_done_callback(lambda done: done.cancelled() or done.exception())
+        if not self.send_now(Kind.ERROR, number, self._refusal):
+            self.send_later(Kind.ERROR, number, self._refusal)
+
+    def send_now(self, kind: Kind, number: int, payload: bytes) -> bool:
+        """Send a message of one frame if the client reads; says whether it did."""
+        return len(payload) <= frames.PART and self._send_now(frames.HEAD.pack(kind, number) + payload)
+
+    def send_later(self, kind: Kind, number: int, payload: bytes) -> None:
+        """Send a message when the client reads. A large one counts as memory of the tenant until then."""
+        task = asyncio.create_task(self._send_counted(kind, number, payload))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _send_counted(self, kind: Kind, number: int, payload: bytes) -> None:
+        held = len(payload) if len(payload) > LARGE else 0
+        try:
+            self.service.quotas.bytes.take(self.tenant, held)
+        except Exhausted as error:
+            kind, payload, held = Kind.ERROR, codec.encode(describe(error)), 0
+        try:
+            with contextlib.suppress(OSError, RuntimeError):  # the client has gone in the meantime
+                await self.send(kind, number, payload)
+        finally:
+            self.service.quotas.bytes.give_back(self.tenant, held)
 
     async def send(self, kind: Kind, number: int, payload: bytes = b"") -> None:
         for frame in frames.pack(kind, number, payload):
             await self._send(frame)
+
+    def refuse_items(self, method: str) -> NoReturn:
+        """Raises ProtocolError."""
+        raise ProtocolError(f"too many items for {method[:40]!r}")
+
+    def origin(self, number: int, call: Call, arguments: object) -> Origin:
+        """Where a call comes from, for the log and for traces."""
+        return Origin(self.tenant, call.sandbox, f"{self.name}-{number}", call.trace, command_of(arguments))
 
     def forget(self, number: int) -> None:
         self._calls.pop(number, None)
@@ -131,11 +161,16 @@ class Channel:
     async def close(self) -> None:
         """Cancel all calls: the client is gone. Its sandboxes stay until their leases end."""
         self._reserve(0)
-        tasks = [call.task for call in self._calls.values()]
-        for task in tasks:
+        tasks = [task for call in list(self._calls.values()) if (task := call.abandon()) is not None]
+        tasks += self._sending
+        for task in self._sending:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+
+def _stopped() -> DispatchError:
+    return DispatchError("the call was cancelled")
 
 
 class RunningCall:
@@ -154,6 +189,7 @@ class RunningCall:
         self._pending = 0
         self._credit = frames.WINDOW
         self._changed: asyncio.Event | None = None
+        self._begun = False
         self._cancelled = False
         self._size = size
         self.task = asyncio.create_task(self._run())
@@ -205,7 +241,7 @@ class RunningCall:
         """Raises ProtocolError if the call takes no items, or the client sends more than it may."""
         self._pending += len(data) + _ITEM_COST
         if self._type.received is None or self._pending > frames.WINDOW + frames.PART + _ITEM_COST:
-            raise ProtocolError(f"too many items for {self._call.method[:40]!r}")
+            self._channel.refuse_items(self._call.method)
         self._items.append(data)
         self._wake()
 
@@ -226,8 +262,17 @@ class RunningCall:
     def cancel(self) -> None:
         self._cancelled = True
         self.task.cancel()
+        if not self._begun:  # a task that never ran answers nothing
+            self._channel.forget(self._number)
+            self._channel.send_later(Kind.ERROR, self._number, codec.encode(describe(_stopped())))
+
+    def abandon(self) -> asyncio.Task[None]:
+        """The client is gone. Returns what to wait for."""
+        self.task.cancel()
+        return self.task
 
     async def _run(self) -> None:
+        self._begun = True
         quotas, tenant = self.service.quotas, self.tenant
         kind, payload, held = Kind.RESULT, b"", 0
         quotas.calls[tenant] += 1
@@ -244,7 +289,7 @@ class RunningCall:
                 if held:
                     quotas.bytes.give_back(tenant, held)
                 raise  # the client is gone
-            kind, payload = Kind.ERROR, codec.encode(describe(DispatchError("the call was cancelled")))
+            kind, payload = Kind.ERROR, codec.encode(describe(_stopped()))
         except DutyfreeError as error:
             kind, payload = Kind.ERROR, codec.encode(describe(error))
         except Exception as error:  # noqa: BLE001 (a defect, which is logged)
@@ -277,5 +322,4 @@ class RunningCall:
         return self.service.calls.call(method, self.tenant, lambda: self._origin(arguments), work)
 
     def _origin(self, arguments: object) -> Origin:
-        name, call = f"{self._channel.name}-{self._number}", self._call
-        return Origin(self.tenant, call.sandbox, name, call.trace, command_of(arguments))
+        return self._channel.origin(self._number, self._call, arguments)

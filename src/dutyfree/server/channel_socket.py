@@ -6,6 +6,7 @@ Those cost two turns of the event loop and two system calls for each message, ab
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import cast
 
@@ -30,6 +31,8 @@ class ChannelSocket(WebSocketsSansIOProtocol):
     config: GuardedConfig
     on_message: Callable[[bytes], None] | None = None
     _finder: MessageFinder | None = None
+    _descriptor: int | None = None
+    """Of the connection, if its bytes go as they are."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -93,6 +96,8 @@ class ChannelSocket(WebSocketsSansIOProtocol):
     def hand_over(self, on_message: Callable[[bytes], None]) -> None:
         """From now on pass messages to this function."""
         self.on_message = on_message
+        if self.transport.get_extra_info("sslcontext") is None:
+            self._descriptor = self.transport.get_extra_info("socket").fileno()
         size = self.config.ws_max_size
         self._finder = MessageFinder(size, self._message, super().data_received, masked=True)
 
@@ -104,7 +109,17 @@ class ChannelSocket(WebSocketsSansIOProtocol):
         """Send a message if the client has taken those before; False if it has not, or is gone."""
         if not self.writable.is_set() or self.disconnected or self.close_sent or self.transport.is_closing():
             return False
-        self.transport.write(pack(frame))
+        data = pack(frame)
+        if self._descriptor is not None and not self.transport.get_write_buffer_size():
+            # At once: uvloop writes at the end of a turn of the loop.
+            try:
+                sent = os.write(self._descriptor, data)
+            except OSError:  # the transport finds out what is wrong, or waits
+                sent = 0
+            if sent == len(data):
+                return True
+            data = data[sent:]
+        self.transport.write(data)
         return True
 
     async def write(self, frame: bytes) -> None:

@@ -57,8 +57,7 @@ class Metrics:
 
     async def measured(self, call: str, tenant: str, work: Awaitable[T]) -> T:
         """Carry out a call, and count it: ``ok``, ``cancelled``, or whose fault its error is."""
-        start, outcome, result = perf_counter(), "cancelled", None
-        self._running += 1
+        start, outcome, result = self.begun(), "cancelled", None
         try:
             result = await work
             outcome = "ok"
@@ -66,12 +65,21 @@ class Metrics:
             outcome = verdict(error)
             raise
         finally:
-            self._running -= 1
-            self._overload.ended(tenant, start, result)
-            if not self._running and self._waiting is not None:
-                self._waiting.set()
-            self._count(call, outcome, perf_counter() - start)
+            self.ended(call, tenant, start, outcome, result)
         return result
+
+    def begun(self) -> float:
+        """A call has begun. Returns when; ``ended`` must follow."""
+        self._running += 1
+        return perf_counter()
+
+    def ended(self, call: str, tenant: str, start: float, outcome: str, result: object) -> None:
+        """A call has ended that began at ``start``."""
+        self._running -= 1
+        self._overload.ended(tenant, start, result)
+        if not self._running and self._waiting is not None:
+            self._waiting.set()
+        self._count(call, outcome, perf_counter() - start)
 
     def _count(self, call: str, outcome: str, seconds: float) -> None:
         found = self._series.get((call, outcome))

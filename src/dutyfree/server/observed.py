@@ -65,10 +65,14 @@ class CallObserver:
         try:
             return await self._metrics.measured(name, tenant, work)
         except Exception as error:
-            outcome = verdict(error)
-            if outcome == "infrastructure":
-                self._write(name, where(), outcome, error, perf_counter() - start)
+            self.note_failure(name, where, error, perf_counter() - start)
             raise
+
+    def note_failure(self, name: str, where: Callable[[], Origin], error: Exception, seconds: float) -> None:
+        """Write a call to the log that failed because of the infrastructure."""
+        outcome = verdict(error)
+        if outcome == "infrastructure":
+            self._write(name, where(), outcome, error, seconds)
 
     async def _recorded(self, name: str, origin: Origin, work: Awaitable[T], start: float) -> T:
         span = None

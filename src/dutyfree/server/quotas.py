@@ -45,6 +45,10 @@ class Quotas:
         finally:
             self._channels[tenant] -= 1
 
+    def has_room(self, tenant: str) -> bool:
+        """Whether the tenant may have one more call."""
+        return self.calls[tenant] < self.limits.calls
+
     def check_call(self, tenant: str) -> None:
         """Raises Exhausted if the tenant has too many calls, this one included."""
         if self.calls[tenant] > self.limits.calls:

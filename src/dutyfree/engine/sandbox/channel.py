@@ -259,6 +259,11 @@ class Channel(PendingRequests):
             raise
         return answer
 
+    def request(self, kind: Frame, payload: bytes) -> tuple[int, PendingOperation]:
+        """Send a request, for one who does not wait in a task. Raises DispatchError."""
+        room = self._reply_limit(kind, payload)
+        return self._post(kind, payload, None, PendingOperation(self._loop, room, kind == Frame.READ))
+
     def begin(
         self, kind: Frame, payload: bytes, on_output: Callable[[bytes], None]
     ) -> tuple[int, PendingOperation]:
@@ -392,6 +397,8 @@ class Channel(PendingRequests):
             self._forget(identity)
             if not waiting.ended.done():
                 waiting.ended.set_result(protocol.EXIT.unpack(payload))
+                if waiting.on_answer is not None:
+                    waiting.on_answer()
         elif kind == Frame.DONE and waiting is not None and len(payload) >= protocol.ERROR.size:
             self._done(waiting, flags, identity, payload)
         elif kind == _OUTPUT and isinstance(waiting, PendingOperation):
@@ -470,6 +477,8 @@ class Channel(PendingRequests):
             waiting.descriptor = descriptor
             waiting.data.append(payload[protocol.ERROR.size :])
             waiting.done.set_result(error)
+            if waiting.on_answer is not None:
+                waiting.on_answer()
             return
         if descriptor is not None:
             os.close(descriptor)

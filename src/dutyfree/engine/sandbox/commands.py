@@ -27,7 +27,8 @@ from dutyfree.engine.layers.command_defaults import CommandDefaults
 from dutyfree.engine.sandbox import contents, pipes
 from dutyfree.engine.sandbox.lifecycle import Lifecycle
 from dutyfree.engine.sandbox.observation import observe
-from dutyfree.engine.sandbox.pending import CommandNotStarted
+from dutyfree.engine.sandbox.pending import CommandNotStarted, PendingCommand
+from dutyfree.engine.sandbox.request import Request
 
 TAIL_MAX = 256 << 10
 """Bytes of the end of an output that init keeps at most: it keeps them in the sandbox's own memory."""
@@ -63,10 +64,28 @@ class CommandRunner:
         given = None if action.stdin is None else await contents.memory_file(action.stdin)
         identity, running = channel.exec(payload, given, action.timeout)
         try:
-            ended = await running.ended
+            await running.ended
         except asyncio.CancelledError:
             await channel.kill_and_wait(identity, running)
             raise
+        except CommandNotStarted:
+            pass
+        return self._observation(action, running, asked)
+
+    def begin(self, action: Exec) -> Request[Observation] | None:
+        """Send a command; None if it has input. Raises Unrunnable, UsageError, DispatchError."""
+        asked = perf_counter()
+        check_exec(action)
+        if action.stdin is not None:
+            return None
+        channel = self._lifecycle.channel()
+        identity, running = channel.exec(self.encode(action), None, action.timeout)
+        return Request(channel, identity, running, lambda: self._observation(action, running, asked))
+
+    def _observation(self, action: Exec, running: PendingCommand, asked: float) -> Observation:
+        """The observation of a command that has ended. Raises the errors of the channel."""
+        try:
+            ended = running.ended.result()
         except CommandNotStarted as error:
             return not_started(error.message, seconds=perf_counter() - asked)
         return observe(action, running, ended, asked, self.defaults.user)

@@ -6,9 +6,10 @@ import errno
 import os
 import posixpath
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from dutyfree.contract import Entry, Found, Search
 from dutyfree.contract.abilities import Change
@@ -22,6 +23,7 @@ from dutyfree.engine.sandbox import contents, search, watch
 from dutyfree.engine.sandbox.lifecycle import Lifecycle
 from dutyfree.engine.sandbox.observation import REASON_MAX, check, entries
 from dutyfree.engine.sandbox.pending import PendingOperation
+from dutyfree.engine.sandbox.request import Request
 
 _PATH_MAX = 1 << 16  # more than the kernel accepts
 
@@ -47,6 +49,30 @@ class SandboxFiles:
         if answer.descriptor is None and not answer.done.result() and len(answer.data) == 1:
             return answer.data[0]
         return await read_result(answer, path, largest)
+
+    def begin_read(self, path: str, largest: int = contents.LARGEST) -> Request[bytes]:
+        """Send the request to read a file. Raises ActionError, UsageError, DispatchError."""
+        channel = self._lifecycle.channel()
+        identity, answer = channel.request(Frame.READ, self.encode_path(path))
+
+        def content() -> bytes | Coroutine[Any, Any, bytes]:
+            if answer.descriptor is None and not answer.done.result() and len(answer.data) == 1:
+                return answer.data[0]
+            return read_result(answer, path, largest)
+
+        return Request(channel, identity, answer, content)
+
+    def begin_write(self, path: str, data: bytes, mode: int) -> Request[None] | None:
+        """Send the request to write a file; None if the content is too large for one frame.
+
+        Raises ActionError, UsageError, DispatchError.
+        """
+        payload = encode_inline(self.encode_path, path, data, mode)
+        if payload is None:
+            return None
+        channel = self._lifecycle.channel()
+        identity, answer = channel.request(Frame.WRITE, payload)
+        return Request(channel, identity, answer, lambda: check(answer.done.result(), path))
 
     async def write(self, path: str, data: bytes, mode: int) -> None:
         channel = self._lifecycle.channel()
@@ -109,12 +135,19 @@ async def encode_write(
 
     Raises UsageError, FileError, DispatchError.
     """
+    payload = encode_inline(encode_path, path, data, mode)
+    if payload is not None:
+        return payload, None
+    return protocol.WRITE.pack(mode) + encode_path(path), await contents.memory_file(data)
+
+
+def encode_inline(encode_path: Callable[[str], bytes], path: str, data: bytes, mode: int) -> bytes | None:
+    """The payload with the content in it; None if that is too large. Raises UsageError, FileError."""
     check_mode(mode)
     check_bytes(data)
-    head = protocol.WRITE.pack(mode) + encode_path(path)
-    if len(data) <= protocol.INLINE_MAX:
-        return head + data, None
-    return head, await contents.memory_file(data)
+    if len(data) > protocol.INLINE_MAX:
+        return None
+    return protocol.WRITE.pack(mode) + encode_path(path) + data
 
 
 def encode_edit(located: bytes, old: bytes, new: bytes) -> bytes:

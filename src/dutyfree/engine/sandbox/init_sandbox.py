@@ -23,6 +23,7 @@ from dutyfree.engine.sandbox.commands import CommandRunner
 from dutyfree.engine.sandbox.files import SandboxFiles
 from dutyfree.engine.sandbox.lifecycle import Lifecycle
 from dutyfree.engine.sandbox.processes import NativeProcess, ProcessTable
+from dutyfree.engine.sandbox.request import Request
 from dutyfree.engine.sandbox.shell import NativeShell, open_shell
 
 
@@ -198,6 +199,23 @@ class InitSandbox:
     ) -> AbstractAsyncContextManager[AsyncIterator[Change]]:
         """The changes below a path, from the entry of the context on. Raises ActionError."""
         return self._files.watch(path, recursive=recursive)
+
+    # --- Without a task -----------------------------------------------------------------------------
+
+    def begin_exec(self, action: Exec) -> Request[Observation] | None:
+        """Send a command for one who does not wait in a task; None if it has input, so that ``exec`` must.
+
+        Raises Unrunnable, and what ``exec`` raises.
+        """
+        return self._commands.begin(action)
+
+    def begin_read(self, path: str, largest: int = contents.LARGEST) -> Request[bytes]:
+        """Send the request to read a file. Raises what ``read`` raises."""
+        return self._files.begin_read(path, largest)
+
+    def begin_write(self, path: str, data: bytes, mode: int) -> Request[None] | None:
+        """Send the request to write a file; None for a large one. Raises what ``write`` raises."""
+        return self._files.begin_write(path, data, mode)
 
     # --- Pause and end ------------------------------------------------------------------------------
 

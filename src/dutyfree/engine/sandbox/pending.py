@@ -45,7 +45,18 @@ def rejection(number: int) -> CommandRejected | CommandNotStarted:
 class PendingCommand:
     """A command that has not ended, and its output so far."""
 
-    __slots__ = ("doubts", "ended", "on_output", "on_started", "overdue", "owed", "room", "stderr", "stdout")
+    __slots__ = (
+        "doubts",
+        "ended",
+        "on_answer",
+        "on_output",
+        "on_started",
+        "overdue",
+        "owed",
+        "room",
+        "stderr",
+        "stdout",
+    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, room: int) -> None:
         self.room = room
@@ -60,6 +71,8 @@ class PendingCommand:
         """Gets the output, by stream (1 or 2), instead of ``stdout`` and ``stderr``."""
         self.on_started: Callable[[int], None] | None = None
         """Gets the descriptor of its terminal."""
+        self.on_answer: Callable[[], None] | None = None
+        """Called at once when init has answered: the callbacks of a future come a turn of the loop later."""
         self.overdue: asyncio.TimerHandle | None = None
         self.doubts = 0
 
@@ -71,7 +84,18 @@ class PendingCommand:
 class PendingOperation:
     """A file operation, or another request that is not a command, without an answer yet."""
 
-    __slots__ = ("data", "descriptor", "done", "doubts", "on_output", "overdue", "owed", "room", "with_file")
+    __slots__ = (
+        "data",
+        "descriptor",
+        "done",
+        "doubts",
+        "on_answer",
+        "on_output",
+        "overdue",
+        "owed",
+        "room",
+        "with_file",
+    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, room: int, with_file: bool = False) -> None:
         self.room = room
@@ -86,6 +110,8 @@ class PendingOperation:
         """The errno of the operation; 0 if it worked."""
         self.on_output: Callable[[bytes], None] | None = None
         """Gets the data, instead of ``data``."""
+        self.on_answer: Callable[[], None] | None = None
+        """As that of a command."""
         self.overdue: asyncio.TimerHandle | None = None
         self.doubts = 0
 
