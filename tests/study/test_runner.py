@@ -199,6 +199,20 @@ async def test_an_optional_substrate_may_be_missing(tmp_path):
     assert any("gone is left out" in note for note in watching.notes)
 
 
+async def test_an_optional_substrate_may_be_unknown(tmp_path):
+    wanted = plan(
+        substrates=["quick", "later"],
+        options={"quick": {"use": "scripted"}, "later": {"use": "not-installed", "size": 3}},
+        optional=["later"],
+    )
+    found, watching = await run(wanted, tmp_path)
+    assert {one.substrate for one in found.trials} == {"quick"}
+    said = found.substrates["later"].unavailable
+    assert said is not None
+    assert said.startswith("unknown substrate 'not-installed'")
+    assert watching.notes[0].startswith("later is left out: unknown substrate 'not-installed'")
+
+
 async def test_a_missing_substrate_that_is_wanted_stops_the_study(tmp_path):
     options = {
         "gone": {"use": "docker", "host": "/nonexistent/docker.sock"},

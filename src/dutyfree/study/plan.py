@@ -41,7 +41,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     substrates: Annotated[list[str], Meta(examples=['["bare", "native"]'])]
     """Labels. Each is the name of a substrate, or has a table in ``options`` that names one with ``use``."""
     optional: Annotated[list[str], Meta(examples=['["docker"]'])] = []
-    """Labels that may be missing: they are left out, and the report says why."""
+    """Labels that may be missing, or whose substrate is not installed: they are left out, and the report says
+    why."""
     options: dict[str, Annotated[dict[str, Any], Meta(examples=['{use = "docker", init = false}'])]] = {}
     """Label → options of its substrate, ``use``, and ``padding``: the size of files to add to its image."""
     workloads: Annotated[
@@ -234,11 +235,21 @@ def _check_substrate(plan: Plan, label: str, where: str) -> None:
     if not isinstance(use, str):
         raise PlanError(f"{where}: [options.{label}] use must be the name of a substrate, not {use!r}")
     table = f" [options.{label}]" if label in plan.options else ""
+    if label in plan.optional and not _is_installed(use):
+        return  # left out when the study starts, with the reason
     try:
         substrates.configure(use, options)
         plan.padding(label)
     except (OptionError, LimitError) as error:
         raise PlanError(f"{where}:{table} {error.message}", remedy=error.remedy) from error
+
+
+def _is_installed(use: str) -> bool:
+    try:
+        substrates.provider(use)
+    except OptionError:
+        return False
+    return True
 
 
 def _check_fewer(plan: Plan, where: str) -> None:

@@ -23,7 +23,14 @@ import msgspec
 
 import dutyfree
 from dutyfree import paths, substrates, validation, workloads
-from dutyfree.contract.errors import DutyfreeError, PlanError, RecordsError, Unavailable, UsageError
+from dutyfree.contract.errors import (
+    DutyfreeError,
+    OptionError,
+    PlanError,
+    RecordsError,
+    Unavailable,
+    UsageError,
+)
 from dutyfree.study import machine, records, trial
 from dutyfree.study import plan as plans
 from dutyfree.study.counts import Cell, first_seconds
@@ -185,7 +192,11 @@ class _StudyRun:
         """Open every substrate of the plan. Leave out optional ones that are not available."""
         await self._workers.start(self._plan.substrates)
         for label in self._plan.substrates:
-            use, options = self._plan.opening(label)
+            try:
+                use, options = self._plan.opening(label)
+            except OptionError as error:
+                await self._leave_out(label, error)
+                continue
             try:
                 self._host_addresses[label] = await self._workers[label].open(use, options)
             except Unavailable as error:
