@@ -9,7 +9,7 @@ DEVELOPED := $(VENV)/.developed
 TESTED := git python3-pip debootstrap chromium docker-registry busybox-static uidmap openssh-server
 
 .DEFAULT_GOAL := help
-.PHONY: help linux setup study test test-slow test-integrations test-vm check format bench soak fuzz docs clean
+.PHONY: help linux setup study study-all test test-slow test-integrations test-vm check format bench soak fuzz docs clean
 
 help: ## Show this
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -34,9 +34,12 @@ $(DEVELOPED): $(INSTALLED)
 	scripts/setup "$(PYTHON)" "$(VENV)" dev
 	@touch $@
 
-study: linux $(INSTALLED) ## Measure this machine: bare, native, and Docker if an engine runs; ends with a report
+study: linux $(INSTALLED) ## Measure this machine: bare, native, and the archetypes that run here; ends with a report
 	scripts/host-tools git python3-pip
 	$(BIN)/dutyfree study $(ARGS)
+
+study-all: linux $(INSTALLED) ## Set up and measure all archetypes: Docker, crun, runc, gVisor, Kubernetes, QEMU; hours
+	scripts/study-all $(BIN)/dutyfree --plan archetypes $(ARGS)
 
 # Tests start hundreds of programs, each of which would else compile all its modules anew.
 test test-slow: export PYTHONDONTWRITEBYTECODE :=

@@ -99,7 +99,7 @@ def test_make_help_lists_every_target_that_is_documented():
     said = ran(["make", "-C", str(ROOT), "help"], check=True).stdout
     for target in re.findall(r"^([a-z0-9-]+):.*## ", text("Makefile"), re.MULTILINE):
         assert f"  make {target} " in said
-    assert "bare, native, and Docker" in said
+    assert "bare, native, and the archetypes that run here" in said
 
 
 def test_setup_ends_with_what_to_do_next():

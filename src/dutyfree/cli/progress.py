@@ -84,7 +84,7 @@ class StudyProgress:
             )
         elif monotonic() - self._printed > QUIET_SECONDS:
             self._printed = monotonic()
-            self.note(f"{done} of {total} trials, {left}")
+            self.note(", ".join(filter(None, [f"{done} of {total} trials", left])))
 
 
 def _trial_bar(on: object) -> Progress:
