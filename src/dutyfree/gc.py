@@ -46,7 +46,9 @@ class Leftover(msgspec.Struct, frozen=True):
 async def collect(*, spare: int = Budget().disk, dry_run: bool = False) -> list[Leftover]:
     """Find all leftovers, and remove them unless ``dry_run``. Keep ``spare`` bytes of unused layers."""
     found = await anyio.to_thread.run_sync(lambda: list(_local(spare, dry_run)))
-    return found + await _docker(dry_run) + await _e2b(dry_run) + await _daytona(dry_run)
+    return (
+        found + await _docker(dry_run) + await _e2b(dry_run) + await _daytona(dry_run) + await _cloud(dry_run)
+    )
 
 
 def _local(spare: int, dry_run: bool) -> Iterator[Leftover]:
@@ -234,3 +236,14 @@ async def _daytona(dry_run: bool) -> list[Leftover]:
     except SubstrateError as error:
         return [Leftover(kind, "all that are there", failure=error.message)]
     return [Leftover(kind, name, failure=failure) for name, failure in gone]
+
+
+# --- Cloud ---------------------------------------------------------------------------------------------
+
+
+async def _cloud(dry_run: bool) -> list[Leftover]:
+    """Instances of programs of this machine that are dead: they cost money."""
+    from dutyfree.substrates.cloud import leftovers
+
+    found = await anyio.to_thread.run_sync(leftovers.collect, dry_run)
+    return [Leftover("cloud instance", what, failure=failure) for what, failure in found]

@@ -18,6 +18,7 @@ import pytest
 import dutyfree
 from dutyfree.conformance import CHECKS, Check, judge
 from dutyfree.contract import Substrate
+from tests.cloud_server import CREDENTIALS, cloud_server
 from tests.processes import speaking
 from tests.serving import certificates, serving
 from tests.ssh_server import ssh_server
@@ -43,6 +44,8 @@ SUBSTRATES = [
     pytest.param("docker actions=init", marks=[pytest.mark.docker, pytest.mark.slow], id="docker-init"),
     pytest.param("ssh", marks=pytest.mark.slow),
     pytest.param("ssh actions=exec", marks=pytest.mark.slow, id="ssh-exec"),
+    pytest.param("cloud", marks=pytest.mark.slow),
+    pytest.param("cloud actions=exec", marks=pytest.mark.slow, id="cloud-exec"),
 ]
 
 
@@ -60,6 +63,12 @@ async def substrate(
         if name == "ssh":
             server = stack.enter_context(ssh_server(tmp_path_factory.mktemp("sshd")))
             options = {**server.options, **options}
+        if name == "cloud":
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            for variable, value in CREDENTIALS.items():
+                patch.setenv(variable, value)
+            there = stack.enter_context(cloud_server(tmp_path_factory.mktemp("cloud")))
+            options = {**there.options, **options}
         async with dutyfree.open(name, **options) as opened:
             await opened.prepare()  # an image may have to be made, which is no part of any check
             yield opened

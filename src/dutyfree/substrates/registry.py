@@ -19,6 +19,7 @@ from dutyfree.contract.errors import OptionError, Unavailable
 
 if TYPE_CHECKING:
     from dutyfree.substrates.bare import Bare
+    from dutyfree.substrates.cloud import Cloud
     from dutyfree.substrates.daytona import Daytona
     from dutyfree.substrates.docker.substrate import DockerSubstrate
     from dutyfree.substrates.e2b import E2B
@@ -50,6 +51,7 @@ BUILT_IN = {
     "native-warm": "dutyfree.substrates.native_warmth:RecipeWarm",
     "docker": "dutyfree.substrates.docker:Docker",
     "ssh": "dutyfree.substrates.ssh:Ssh",
+    "cloud": "dutyfree.substrates.cloud:Cloud",
     "hosted": "dutyfree.substrates.hosted:Hosted",
     "e2b": "dutyfree.substrates.e2b:E2B",
     "daytona": "dutyfree.substrates.daytona:Daytona",
@@ -133,6 +135,8 @@ def open(name: NativeName, **options: Any) -> AbstractAsyncContextManager[Native
 def open(name: Literal["docker"], **options: Any) -> AbstractAsyncContextManager[DockerSubstrate]: ...
 @overload
 def open(name: Literal["ssh"], **options: Any) -> AbstractAsyncContextManager[Ssh]: ...
+@overload
+def open(name: Literal["cloud"], **options: Any) -> AbstractAsyncContextManager[Cloud]: ...
 @overload
 def open(name: Literal["hosted"], **options: Any) -> AbstractAsyncContextManager[Hosted]: ...
 @overload

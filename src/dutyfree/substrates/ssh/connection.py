@@ -14,6 +14,7 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from time import monotonic
 from typing import NamedTuple
 
 import anyio
@@ -30,6 +31,11 @@ SAID = 2000
 """Bytes of stderr that are kept."""
 
 KILL_SECONDS = 5.0
+
+FIRST_SECONDS = 4.0
+"""How long the first attempt to reach a machine that boots may take; each further one twice as long."""
+
+RETRY_SECONDS = 0.5
 
 MARK = "dutyfree-machine"
 
@@ -111,20 +117,31 @@ class Connections:
         self._count = 0
         self._opening = anyio.Lock()
 
-    async def machine(self) -> Machine:
-        """Open a connection if there is none. Raises Unavailable."""
-        async with self.slot() as found:
-            return found.machine
+    async def machine(self, patience: float = 0.0) -> Machine:
+        """Open a connection if there is none; try again for ``patience`` seconds. Raises Unavailable."""
+        until, seconds = monotonic() + patience, FIRST_SECONDS if patience else self._config.connect_seconds
+        while True:
+            try:
+                async with self.slot(min(seconds, self._config.connect_seconds)) as found:
+                    return found.machine
+            except Unavailable:
+                if monotonic() > until:
+                    raise
+            await anyio.sleep(RETRY_SECONDS)
+            seconds *= 2
 
     @asynccontextmanager
-    async def slot(self) -> AsyncIterator[Connection]:
-        """A connection that has room for one more session, for as long as the context. Raises Unavailable."""
+    async def slot(self, seconds: float | None = None) -> AsyncIterator[Connection]:
+        """A connection that has room for one more session, for as long as the context. Raises Unavailable.
+
+        A new one may take ``seconds``; by default as long as the options say.
+        """
         found = self._with_room()
         if found is None:
             async with self._opening:
                 found = self._with_room()
                 if found is None:
-                    found = await self._connect()
+                    found = await self._connect(seconds or self._config.connect_seconds)
                     self._open.append(found)
                 found.used += 1
         else:
@@ -138,13 +155,13 @@ class Connections:
         self._open = [one for one in self._open if one.is_open]
         return next((one for one in self._open if one.used < self._config.sessions), None)
 
-    async def _connect(self) -> Connection:
+    async def _connect(self, seconds: float) -> Connection:
         self._count += 1
         path = self._directory / str(self._count)
-        argv = self._argv(path, "yes", f"exec /bin/sh -c '{_HOLD}'")
+        argv = self._argv(path, "yes", f"exec /bin/sh -c '{_HOLD}'", seconds)
         session = await self._start(argv, asyncio.subprocess.PIPE, asyncio.subprocess.PIPE)
         try:
-            with anyio.fail_after(self._config.connect_seconds):
+            with anyio.fail_after(seconds):
                 machine = await _greeting(session)
         except TimeoutError:
             await session.end()
@@ -201,15 +218,16 @@ class Connections:
             raise missing() from error
         return Session(process)
 
-    def _argv(self, path: Path, master: str, command: str) -> list[str]:
+    def _argv(self, path: Path, master: str, command: str, seconds: float | None = None) -> list[str]:
         config = self._config
+        seconds = seconds or config.connect_seconds
         settings = (
             "BatchMode=yes",
             f"ControlMaster={master}",
             f"ControlPath={path}",
             "ControlPersist=no",
             f"ServerAliveInterval={config.alive_seconds}",
-            f"ConnectTimeout={max(1, int(config.connect_seconds))}",
+            f"ConnectTimeout={max(1, int(seconds))}",
             "ForwardX11=no",
             "ClearAllForwardings=yes",
             "RequestTTY=no",

@@ -51,8 +51,10 @@ class Ssh:
     host_address = None
     """The sandboxes are on another machine."""
 
-    def __init__(self, config: SshConfig) -> None:
+    def __init__(self, config: SshConfig, *, patience: float = 0.0) -> None:
+        """``patience`` is how many seconds to wait for a machine that boots."""
         self._config = config
+        self._patience = patience
         self._numbers = itertools.count(1)
         self._is_open = False
 
@@ -79,7 +81,7 @@ class Ssh:
         await anyio.to_thread.run_sync(self._open)
         self._connections = Connections(self._config, self._directory, environment(self._mark))
         try:
-            self.machine: Machine = await self._connections.machine()
+            self.machine: Machine = await self._connections.machine(self._patience)
             self._base = guest.base(self._config, self.machine)
             self._program = ""
             if self._config.actions == "init":
