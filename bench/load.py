@@ -9,7 +9,10 @@ part every client sends its next action when the last one has ended, so the mach
 second part actions arrive at random times, twice as many as were carried out in the first, whether or not
 others have ended. Prints the times of actions that were carried out, errors by code, and the server's memory.
 ``--output`` writes the figures as JSON after each part. The parts can run apart: ``--overload 0`` leaves the
-second out, and ``--saturated`` takes the first from the file of an earlier run on the same machine.
+second out, and ``--saturated`` takes the first from the file of an earlier run on the same machine. Where no
+command may run for so long, let it run in the background, and look at its log:
+
+    setsid .venv/bin/python bench/load.py --output load.json > load.log 2>&1 < /dev/null &
 """
 
 from __future__ import annotations

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
+import random
+from collections import deque
+from typing import NamedTuple
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,12 +27,83 @@ def test_a_burst_is_admitted(count: int) -> None:
     assert all(control.admit("a", 5.0) for _ in range(count))
 
 
-@given(st.lists(st.floats(LATE, 10), max_size=50), st.floats(0, LATE, exclude_max=True))
-def test_one_call_in_time_shows_that_no_queue_stands(delays: list[float], fast: float) -> None:
+@given(st.lists(st.floats(LATE, 10), max_size=100), st.floats(0, LATE, exclude_max=True))
+def test_if_every_third_call_is_in_time_no_queue_stands(delays: list[float], fast: float) -> None:
     control = OverloadControl()
     for number, delay in enumerate(delays):
-        control.note(fast if number % 5 == 0 else delay, number * STANDING / 5)
+        control.note(fast if number % 3 == 0 else delay, number * STANDING / 5)
     assert not control.refusing
+
+
+# --- A model of the server ----------------------------------------------------------------------------
+
+CAPACITY = 10_000
+"""Calls that the modelled server can carry out in a second."""
+
+
+class Modelled(NamedTuple):
+    waits: list[float]
+    """From the arrival of each call to its end."""
+    refused: list[float]
+    """When calls were refused."""
+
+
+def model(arrivals: list[float], chance: random.Random) -> Modelled:
+    """What an event loop does that handles in each turn what came during the last one, in any order."""
+    control, found = OverloadControl(), Modelled([], [])
+    waiting, answers, now = deque(sorted(arrivals)), list[tuple[float, ...]](), 0.0
+    while waiting or answers:
+        work: list[tuple[float, ...]] = []
+        while waiting and waiting[0] <= now:
+            work.append((waiting.popleft(),))
+        while answers and answers[0][0] <= now:
+            work.append(heapq.heappop(answers))
+        if not work:
+            now = min([*[one[0] for one in answers[:1]], *list(waiting)[:1]])
+            continue
+        chance.shuffle(work)
+        for one in work:
+            if len(one) == 3:
+                _, arrived, begun = one
+                now += 0.7 / CAPACITY
+                control.end("a", begun, now)
+                control.note(now - begun, now)
+                found.waits.append(now - arrived)
+            elif control.admit("a", now):
+                now += 0.3 / CAPACITY
+                heapq.heappush(answers, (now + 0.0007, one[0], now))
+            else:
+                now += 0.15 / CAPACITY
+                found.refused.append(now)
+    return found
+
+
+def arriving(rate: float, seconds: float, chance: random.Random) -> list[float]:
+    """Random times."""
+    times = [0.0]
+    while times[-1] < seconds:
+        times.append(times[-1] + chance.expovariate(rate))
+    return times
+
+
+def test_twice_the_load_is_noticed_before_many_calls_wait() -> None:
+    chance = random.Random(1)
+    found = model(arriving(2 * CAPACITY, 5, chance), chance)
+    assert found.refused[0] < 0.3
+    assert sum(wait > 0.05 for wait in found.waits) < 0.3 * CAPACITY
+    assert max(found.waits) < 0.4
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.02, 0.05, 0.1, 0.3])
+@pytest.mark.parametrize("count", [1000, 2000])
+def test_a_batch_of_rollouts_may_begin_together(spread: float, count: int) -> None:
+    chance = random.Random(2)
+    assert not model([5 + chance.random() * spread for _ in range(count)], chance).refused
+
+
+def test_a_load_that_fits_is_never_refused() -> None:
+    chance = random.Random(3)
+    assert not model(arriving(0.9 * CAPACITY, 5, chance), chance).refused
 
 
 def test_a_standing_queue_bounds_what_runs_at_once() -> None:

@@ -1,10 +1,11 @@
 """Overload: refuse new calls while the machine cannot keep up, so that those that were begun end in time.
 
 A burst is no overload: a batch of rollouts may begin a thousand commands at once, and they wait a moment. But
-if for a while every call was late, there is a standing queue (the idea of CoDel). From then on only as many
-calls run at once as end within ``DELAY`` (Little's law: the rate at which they end, times the delay), and the
-others are refused at once. Each tenant may have its share of that, so a greedy one is refused first. It ends
-when for a while no call had to be refused.
+if for a while most calls were late, there is a standing queue (the idea of CoDel). A queue that grows all the
+while is one sooner: calls arrive faster than they end, so each waits longer than the one before. From then on
+only as many calls run at once as end within ``DELAY`` (Little's law: the rate at which they end, times the
+delay), and the others are refused at once. Each tenant may have its share of that, so a greedy one is refused
+first. It ends when for a while no call had to be refused.
 
 What counts as late is the time that a call takes beyond its own work. Long commands do not add to it, and
 count as running only for the first second.
@@ -15,7 +16,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from time import perf_counter
 
 from dutyfree.contract import Observation
 from dutyfree.contract.errors import Overloaded
@@ -23,11 +25,18 @@ from dutyfree.contract.errors import Overloaded
 LATE = 0.05
 """Seconds beyond its own work from which on a call is late."""
 STANDING = 0.1
-"""Seconds for which every call must have been late."""
+"""Seconds for which most calls must have been late."""
+GROWING_LATE = 0.02
+GROWING = 0.06
+"""The same two for a queue that has grown in that time."""
+MOST = 0.7
+"""The share of calls that are most of them."""
 DELAY = 0.01
 """Seconds that calls may take while others are refused."""
 ALWAYS = 96
 """Calls that may run at once in any case."""
+BURST = 1024
+"""Calls that may always begin together: the queue of a batch of rollouts grows for a moment, too."""
 QUIET = 1.0
 """Seconds without a refusal after which all calls are taken again."""
 TICK = 0.02
@@ -35,16 +44,43 @@ TICK = 0.02
 
 _BUCKET = 0.1
 _BUCKETS = 10
+_RECENT = 32
+"""Calls that are looked at to say whether most are late."""
 
 NEVER = frozenset(("release", "keep_alive", "process_kill", "process_signal", "forget", "sandboxes"))
 """Calls that are never refused: they end something, or keep it."""
+
+
+class _Lateness:
+    """Since when most calls are late by more than a limit."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._recent: deque[bool] = deque(maxlen=_RECENT)
+        self._since: float | None = None
+        self.count = 0
+        """How many calls ran then."""
+
+    def note(self, delay: float, now: float, count: Callable[[], int]) -> float:
+        """A call was late by so much. Returns for how many seconds most have been late; 0 if they are not."""
+        self._recent.append(delay >= self._limit)
+        if sum(self._recent) < MOST * len(self._recent):
+            self._since = None
+        elif self._since is None:
+            self._since, self.count = now, count()
+        return 0.0 if self._since is None else now - self._since
+
+    def forget(self) -> None:
+        self._recent.clear()
+        self._since = None
 
 
 class OverloadControl:
     """Decides which calls begin. It has no clock: callers say what time it is."""
 
     def __init__(self) -> None:
-        self._late_since: float | None = None
+        self._late = _Lateness(LATE)
+        self._growing = _Lateness(GROWING_LATE)
         self._refused_at: float | None = None
         """When a call was last refused, or the control began; None while all calls are taken."""
         self._number = 0
@@ -59,12 +95,18 @@ class OverloadControl:
 
     def note(self, delay: float, now: float) -> None:
         """A call, or the event loop, was late by so many seconds."""
-        if delay < LATE:
-            self._late_since = None
-        elif self._late_since is None:
-            self._late_since = now
-        elif now - self._late_since >= STANDING and self._refused_at is None:
+        stands = self._late.note(delay, now, self._count) >= STANDING
+        grows = self._growing.note(delay, now, self._count) >= GROWING
+        if self._refused_at is None and (stands or (grows and self._has_grown())):
             self._refused_at = now
+
+    def _has_grown(self) -> bool:
+        count = self._count()
+        return count > BURST and count > self._growing.count
+
+    def _count(self) -> int:
+        """Calls that run, of those that began in the last second."""
+        return sum([bucket.total() for bucket in self._running])
 
     def admit(self, tenant: str, now: float) -> bool:
         """Whether a call of the tenant may begin. It then counts as running, until ``end``."""
@@ -74,7 +116,9 @@ class OverloadControl:
                 self._refused_at = now
                 return False
             if now - self._refused_at > QUIET:
-                self._refused_at = self._late_since = None
+                self._refused_at = None
+                self._late.forget()
+                self._growing.forget()
         self._running[-1][tenant] += 1
         return True
 
@@ -107,17 +151,16 @@ class OverloadControl:
 
 
 class Overload:
-    """The control of one server, with its clock."""
+    """The control of one server, with its clock: that of the event loop stands still during a turn."""
 
     def __init__(self) -> None:
         self._control = OverloadControl()
-        self._time = asyncio.get_running_loop().time
         self.refused = 0
         """Calls that were refused since the start."""
 
     def admits(self, tenant: str, call: str) -> bool:
         """Whether the call may begin; ``ended`` must follow then."""
-        if self._control.admit(tenant, self._time()) or call in NEVER:
+        if self._control.admit(tenant, perf_counter()) or call in NEVER:
             return True
         self.refused += 1
         return False
@@ -138,7 +181,7 @@ class Overload:
 
     def ended(self, tenant: str, begun: float, result: object) -> None:
         """A call has ended that began then, as ``time.perf_counter`` and the event loop count."""
-        now = self._time()
+        now = perf_counter()
         self._control.end(tenant, begun, now)
         if isinstance(result, Observation):
             self._control.note(sum([span.seconds for span in result.spans if span.name != "run"]), now)
@@ -154,7 +197,7 @@ class Overload:
 
     async def _tick(self) -> None:
         while True:
-            due = self._time() + TICK
+            due = perf_counter() + TICK
             await asyncio.sleep(TICK)
-            now = self._time()
+            now = perf_counter()
             self._control.note(max(0.0, now - due), now)
