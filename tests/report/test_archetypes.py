@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from dutyfree.analysis.model import Summary
 from dutyfree.analysis.summary import summarise
-from dutyfree.report import paper
+from dutyfree.report import files, paper
 from dutyfree.report.document import document
 from dutyfree.report.files import without_controls
 from dutyfree.report.palette import substrate_looks
 from dutyfree.report.tables.catalog import tables
+from tests.analysis.synthetic import save
+from tests.modules import load
 from tests.report.archetypes import ARCHETYPES, archetypes
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +82,17 @@ def test_one_archetype_is_not_compared_with_the_paper(summary):
     )
     assert not paper.comparisons(alone)
     assert "beside_the_paper" not in tables(alone)
+
+
+def test_the_section_for_the_documentation_names_true_sources(tmp_path):
+    home = save(tmp_path / "docs/results/2026-01-02-archetypes", archetypes())
+    files.write(home)
+    page = tmp_path / "docs/results/README.md"
+    page.write_text("\n".join(load(ROOT / "scripts/results_section.py").section(home)))
+    problems, unstored = load(ROOT / "scripts/check_claims.py").check(page, tmp_path)
+    assert not [f"{one.place}: {one.text}" for one in problems]
+    assert not unstored
+    text = page.read_text()
+    assert "### The action path" in text
+    assert "| docker → docker-init |" in text
+    assert "Comparable with the paper" in text
