@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INTEGRATIONS := .venv-integrations
 INSTALLED := $(VENV)/.installed
 DEVELOPED := $(VENV)/.developed
-TESTED := git python3-pip debootstrap chromium docker-registry busybox-static uidmap openssh-server
+TESTED := git python3-pip debootstrap chromium docker-registry busybox-static uidmap openssh-server crun runc runsc
 
 .DEFAULT_GOAL := help
 .PHONY: help linux setup study study-all test test-slow test-integrations test-vm check format bench soak fuzz docs clean

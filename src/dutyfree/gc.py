@@ -29,6 +29,7 @@ from dutyfree.engine.store.locks import try_lock
 from dutyfree.engine.store.store import Store
 from dutyfree.substrates.bare import substrate as bare
 from dutyfree.substrates.local.reaper import remove_tree
+from dutyfree.substrates.oci import gc as oci
 
 DYING_SECONDS = 10.0
 """How long the kernel may take to end killed processes."""
@@ -56,6 +57,8 @@ def _local(spare: int, dry_run: bool) -> Iterator[Leftover]:
     for parent in {Path(tempfile.gettempdir()).resolve(), Path(bare.MEMORY_DIRECTORY).resolve()}:
         for path in bare.leftovers(parent):
             yield _removed("sandbox of bare", path, bare.remove_leftover, dry_run)
+        for path in oci.leftovers(parent):
+            yield _removed("containers of oci", path, oci.remove_leftover, dry_run)
     cache = paths.cache()
     yield from _unlocked("build of the study's image", study_image.folder(), "lock", "build-*", dry_run)
     yield from _unlocked("build of the fixture", cache, "fixture.lock", "fixture-making-*", dry_run)

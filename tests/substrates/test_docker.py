@@ -29,10 +29,9 @@ from dutyfree.study_image import REFERENCE
 from dutyfree.substrates.docker import DockerConfig, adopt_image, import_study, socket_path
 from dutyfree.substrates.docker import images as image_module
 from dutyfree.substrates.docker.engine import Engine, EngineError, EngineLost
-from dutyfree.substrates.docker.execution import ExecRequest, Execution
+from dutyfree.substrates.docker.execution import KEEPER, ExecRequest, Execution
 from dutyfree.substrates.docker.gc import PROCESS
 from dutyfree.substrates.docker.images import identify, inspect
-from dutyfree.substrates.docker.processes import KEEPER
 from dutyfree.substrates.docker.substrate import DockerSubstrate
 from dutyfree.substrates.local.archive import unpack
 from dutyfree.substrates.local.owner import identity

@@ -40,7 +40,16 @@ def distribution(tmp_path, monkeypatch):
 
 def test_ours_are_known():
     assert substrates.names()[:2] == ("bare", "native")
-    assert substrates.names()[8:15] == ("docker", "ssh", "cloud", "hosted", "e2b", "daytona", "scripted")
+    assert substrates.names()[8:16] == (
+        "docker",
+        "oci",
+        "ssh",
+        "cloud",
+        "hosted",
+        "e2b",
+        "daytona",
+        "scripted",
+    )
 
 
 def test_an_unknown_name():

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dutyfree.substrates.e2b import E2B
     from dutyfree.substrates.hosted import Hosted
     from dutyfree.substrates.native import Native
+    from dutyfree.substrates.oci import Oci
     from dutyfree.substrates.scripted import Scripted
     from dutyfree.substrates.ssh import Ssh
 
@@ -50,6 +51,7 @@ BUILT_IN = {
     "native-dependencies": "dutyfree.substrates.native_warmth:DependencyWarm",
     "native-warm": "dutyfree.substrates.native_warmth:RecipeWarm",
     "docker": "dutyfree.substrates.docker:Docker",
+    "oci": "dutyfree.substrates.oci:Oci",
     "ssh": "dutyfree.substrates.ssh:Ssh",
     "cloud": "dutyfree.substrates.cloud:Cloud",
     "hosted": "dutyfree.substrates.hosted:Hosted",
@@ -133,6 +135,8 @@ def _over_defaults(config: type[msgspec.Struct], options: dict[str, Any]) -> dic
 def open(name: NativeName, **options: Any) -> AbstractAsyncContextManager[Native]: ...
 @overload
 def open(name: Literal["docker"], **options: Any) -> AbstractAsyncContextManager[DockerSubstrate]: ...
+@overload
+def open(name: Literal["oci"], **options: Any) -> AbstractAsyncContextManager[Oci]: ...
 @overload
 def open(name: Literal["ssh"], **options: Any) -> AbstractAsyncContextManager[Ssh]: ...
 @overload

@@ -1,6 +1,7 @@
 /* dutyfree-init: the one C program of the engine. Each owner starts it once, as "dutyfree-init
  * launcher FD[:WALLS]"; WALLS is a sum of enum wall. In a container of another runtime it is PID 1, as "dutyfree-init
- * guest"; on a machine that is reached by ssh it is "dutyfree-init remote BASE NAME".
+ * guest"; on a machine that is reached by ssh it is "dutyfree-init remote BASE NAME". As "dutyfree-init bundle ..." it
+ * mounts the root of a container and executes a runtime.
  *
  * Rooms: launcher/ creates sandboxes; setup/ turns a clone of the launcher into a sandbox; pid1/ is init, PID 1 of a
  * sandbox; egress/ makes network connections for sandboxes. protocol.h is what the owner and this program send to each
@@ -8,6 +9,7 @@
 #include "launcher/launcher.h"
 #include "launcher/title.h"
 #include "protocol.h"
+#include "setup/bundle.h"
 #include "setup/guest.h"
 #include "setup/remote.h"
 #include "setup/seccomp.h"
@@ -77,16 +79,18 @@ int main(int argc, char **argv)
 		printf("protocol %d, seccomp filter of %u instructions\n", PROTOCOL_VERSION, seccomp_prepare());
 		return 0;
 	}
-	if (argc == 2 && strcmp(argv[1], "guest") == 0) {
+	if (argc >= 2 && argc <= 3 && strcmp(argv[1], "guest") == 0) {
 		reset_signals();
-		return guest_run();
+		return guest_run(argc == 3); /* "guest 3" */
 	}
 	if (argc == 4 && strcmp(argv[1], "remote") == 0) {
 		reset_signals();
 		return remote_run(argv[2], argv[3]);
 	}
+	if (argc >= 2 && strcmp(argv[1], "bundle") == 0)
+		return bundle_run(argc - 2, argv + 2);
 	if (argc < 3 || argc > 4 || strcmp(argv[1], "launcher") != 0) {
-		fputs("usage: dutyfree-init launcher FD[:WALLS] | guest | remote BASE NAME | version\n", stderr);
+		fputs("usage: dutyfree-init launcher FD[:WALLS] | guest [3] | remote BASE NAME | bundle ... | version\n", stderr);
 		return 64;
 	}
 	long socket = strtol(argv[2], &end, 10);

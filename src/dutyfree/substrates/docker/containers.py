@@ -17,8 +17,8 @@ from dutyfree.engine.sandbox.guest import Guest
 from dutyfree.substrates.docker import guest
 from dutyfree.substrates.docker.config import DockerConfig
 from dutyfree.substrates.docker.engine import REMEDY, Engine, EngineError, EngineLost
+from dutyfree.substrates.docker.execution import KEEPER
 from dutyfree.substrates.docker.gc import ROLE, remove
-from dutyfree.substrates.docker.processes import KEEPER
 from dutyfree.substrates.docker.sandbox import WORKDIR
 
 CREATE_SECONDS = 120.0

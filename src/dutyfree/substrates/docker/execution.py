@@ -32,8 +32,11 @@ from dutyfree.contract.errors import (
 from dutyfree.contract.output import Collector
 from dutyfree.substrates.docker import ending
 from dutyfree.substrates.docker.engine import CHUNK, Connection, Engine, EngineError, EngineLost
-from dutyfree.substrates.docker.processes import KEEPER, kill_tree
+from dutyfree.substrates.local.container_processes import Strays, kill_tree
 from dutyfree.substrates.local.kill_script import KILL_SCRIPT, MARK
+
+KEEPER = ("sleep", "2147483647")
+"""The container's own command: it does nothing, and keeps the container running."""
 
 KILL_SECONDS = 15.0
 """How long to wait for the end of a killed command."""
@@ -267,7 +270,8 @@ class Execution:
         with contextlib.suppress(EngineError, EngineLost):
             facts = await self._engine.request("GET", f"/exec/{self._exec}/json")
             pid = facts["Pid"] if facts["Running"] else 0
-        kill = partial(kill_tree, self._variable, pid, self._container, strays=self._request.lone)
+        strays = Strays(self._container, KEEPER) if self._request.lone else None
+        kill = partial(kill_tree, self._variable, pid, self._container, strays=strays)
         return await anyio.to_thread.run_sync(kill)
 
     async def _kill_inside(self) -> None:

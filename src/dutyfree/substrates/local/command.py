@@ -18,7 +18,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 
@@ -74,10 +74,13 @@ class Commands:
                 argv,
                 cwd=cwd,
                 env={**env, **self.mark, "DUTYFREE_EXEC": mark},
-                mark=f"DUTYFREE_EXEC={mark}",
-                since=self._since,
                 # While another command runs, a process without a mark could belong to that one.
-                strays=self._directory if self._running == 1 else "",
+                kill=partial(
+                    kill_marked,
+                    f"DUTYFREE_EXEC={mark}",
+                    self._since,
+                    self._directory if self._running == 1 else "",
+                ),
                 stdin=stdin,
                 timeout=timeout,
                 user=user,
@@ -96,18 +99,16 @@ async def run(
     *,
     cwd: str,
     env: Mapping[str, str],
-    mark: str,
-    since: Moment,
-    strays: str,
+    kill: Callable[[], object],
     stdin: bytes | None,
     timeout: float | None,
-    user: str | None,
+    user: str | None = None,
     output: int,
 ) -> Observation:
     """Run a command to its end, its timeout or a cancellation; the last two kill its whole process tree.
 
-    ``mark`` is an entry of ``env``, ``NAME=value``, that no other command has. ``since`` and ``strays`` are
-    arguments of ``reaper.kill_marked``. Raises DispatchError, and ExecError if it cannot be watched.
+    ``kill`` kills the processes that left the session; it may block. Raises DispatchError, and ExecError if
+    the command cannot be watched.
     """
     asked = perf_counter()
     streams = _Streams(output, stdin)
@@ -116,7 +117,7 @@ async def run(
         process = _spawn(argv, cwd, env, user, streams)
         spawned = perf_counter()
         streams.listen()
-        timed_out = await _finish(process, partial(kill_marked, mark, since, strays), timeout)
+        timed_out = await _finish(process, kill, timeout)
         # The process has ended, so the rest of its output is already in the pipes.
         ended = perf_counter()
         streams.drain()
@@ -263,7 +264,9 @@ def _identity(user: str) -> dict[str, object]:
     return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": ()}
 
 
-async def _finish(process: subprocess.Popen[bytes], kill: partial[int], timeout: float | None) -> bool:
+async def _finish(
+    process: subprocess.Popen[bytes], kill: Callable[[], object], timeout: float | None
+) -> bool:
     """Wait for the end of the process. Returns whether the timeout killed it."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
@@ -293,7 +296,7 @@ async def _finish(process: subprocess.Popen[bytes], kill: partial[int], timeout:
         os.close(pidfd)
 
 
-def _destroy(process: subprocess.Popen[bytes], kill: partial[int]) -> None:
+def _destroy(process: subprocess.Popen[bytes], kill: Callable[[], object]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(OSError):  # the resource that was missing may still be missing
@@ -301,7 +304,9 @@ def _destroy(process: subprocess.Popen[bytes], kill: partial[int]) -> None:
     process.wait()
 
 
-async def _kill_and_wait(process: subprocess.Popen[bytes], kill: partial[int], ended: asyncio.Event) -> None:
+async def _kill_and_wait(
+    process: subprocess.Popen[bytes], kill: Callable[[], object], ended: asyncio.Event
+) -> None:
     with anyio.CancelScope(shield=True):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -32,6 +32,7 @@ if __name__ == "__main__":
 from dutyfree.engine.host import proc
 
 DONE = b"done\n"
+GROUPS = Path("/sys/fs/cgroup")
 OWNER = ".owner"
 """The suffix of the link beside a directory that names its owner."""
 
@@ -39,13 +40,22 @@ OWNER = ".owner"
 class Reaper:
     """The owner's handle of its reaper.
 
-    The reaper kills processes with ``marker`` (``NAME=value``) in their environment, removes ``directory``
-    and the link that names its owner, and removes containers and images with ``label`` from the Docker engine
-    at ``docker``.
+    The reaper kills all processes in the control groups with the name ``groups`` and removes these groups,
+    kills processes with ``marker`` (``NAME=value``) in their environment, removes ``directory`` and the link
+    that names its owner, and removes containers and images with ``label`` from the Docker engine at
+    ``docker``.
     """
 
-    def __init__(self, *, directory: str = "", marker: str = "", docker: str = "", label: str = "") -> None:
-        orders = {"directory": directory, "marker": marker, "docker": docker, "label": label}
+    def __init__(
+        self, *, directory: str = "", marker: str = "", docker: str = "", label: str = "", groups: str = ""
+    ) -> None:
+        orders = {
+            "directory": directory,
+            "marker": marker,
+            "docker": docker,
+            "label": label,
+            "groups": groups,
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, json.dumps(orders)],
             stdin=subprocess.PIPE,
@@ -274,7 +284,49 @@ def remove_containers(path: str, label: str) -> int:
     return removed
 
 
+def remove_groups(name: str, seconds: float = 10.0) -> None:
+    """Kill all processes in the control groups with this name, in all hierarchies, and remove the groups.
+
+    Raises OSError. Blocks.
+    """
+    until = time.monotonic() + seconds
+    tops = (GROUPS / name, *GROUPS.glob(f"*/{name}"))
+    for top in tops:
+        _thaw(top)
+    for top in tops:
+        while top.exists():
+            for directory, _, _ in os.walk(top, topdown=False):
+                _signal(_members(Path(directory)), signal.SIGKILL)
+                try:
+                    Path(directory).rmdir()
+                except FileNotFoundError:
+                    pass
+                except OSError:
+                    if time.monotonic() > until:
+                        raise
+            if top.exists():
+                time.sleep(0.005)  # the kernel tells nobody when a killed process has left the group
+
+
+def _thaw(top: Path) -> None:
+    """Let frozen processes go on: else they cannot die."""
+    for directory, _, files in os.walk(top):
+        for file, running in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
+            if file in files:
+                with contextlib.suppress(OSError):
+                    Path(directory, file).write_text(running)
+
+
+def _members(group: Path) -> set[int]:
+    with contextlib.suppress(OSError):
+        return set(map(int, (group / "cgroup.procs").read_text().split()))
+    return set()
+
+
 def _clean(orders: dict[str, str]) -> None:
+    if orders["groups"]:
+        with contextlib.suppress(OSError):
+            remove_groups(orders["groups"])
     if orders["directory"]:
         _clear(orders["directory"], orders["marker"])
     if orders["docker"]:

@@ -118,6 +118,7 @@ struct start {
 };
 
 pid_t process_start(struct start *start);              /* -1 with flags and error set */
+void process_choose_mark(void);                        /* as a guest: by what this kernel offers */
 uint64_t process_mark(void);                           /* a new unique mark */
 int process_set_mark(pid_t pid, uint64_t mark);        /* pid 0 for ourselves: 0 or -errno */
 void process_kill_marked(uint64_t mark, pid_t spared); /* SIGKILL to all but one */

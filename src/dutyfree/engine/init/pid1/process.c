@@ -30,6 +30,16 @@
 #define DEFAULT_PATH "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 static uint64_t last_mark = FIRST_MARK;
+static int mark_limit = RLIMIT_RTTIME;
+
+void process_choose_mark(void)
+{
+	struct rlimit found;
+
+	/* gVisor cannot set it. It does not enforce the number of processes per user, so that limit is the mark there. */
+	if (getrlimit(RLIMIT_RTTIME, &found) < 0 || (setrlimit(RLIMIT_RTTIME, &found) < 0 && errno == EPERM))
+		mark_limit = RLIMIT_NPROC;
+}
 
 uint64_t process_mark(void)
 {
@@ -41,7 +51,7 @@ int process_set_mark(pid_t pid, uint64_t mark)
 	const struct rlimit limit = {mark, mark};
 
 	/* With the token for the seccomp filter. */
-	long result = syscall(SYS_prlimit64, pid, RLIMIT_RTTIME, &limit, NULL, seccomp_token[0], seccomp_token[1]);
+	long result = syscall(SYS_prlimit64, pid, mark_limit, &limit, NULL, seccomp_token[0], seccomp_token[1]);
 
 	return result < 0 ? -errno : 0;
 }
@@ -284,7 +294,7 @@ static bool has_mark(int proc, pid_t pid, uint64_t mark)
 {
 	struct rlimit found;
 
-	if (prlimit(pid, RLIMIT_RTTIME, NULL, &found) < 0)
+	if (prlimit(pid, mark_limit, NULL, &found) < 0)
 		found.rlim_max = errno == EPERM ? read_mark(proc, pid) : 0;
 	/* No filter keeps a process of a guest from lowering its mark. One that was never given is no one else's. */
 	return found.rlim_max == mark || (is_guest && found.rlim_max && found.rlim_max < last_mark);

@@ -50,10 +50,10 @@ static int move_stream(int from, int to)
 	return 0;
 }
 
-static int move_streams(void)
+static int move_streams(int from, int to)
 {
-	AUTOCLOSE int input = fcntl(0, F_DUPFD_CLOEXEC, FIRST_FREE);
-	AUTOCLOSE int output = fcntl(1, F_DUPFD_CLOEXEC, FIRST_FREE);
+	AUTOCLOSE int input = fcntl(from, F_DUPFD_CLOEXEC, FIRST_FREE);
+	AUTOCLOSE int output = fcntl(to, F_DUPFD_CLOEXEC, FIRST_FREE);
 	AUTOCLOSE int null = raised(open("/dev/null", O_RDWR | O_CLOEXEC));
 	AUTOCLOSE int events = raised(open_oom_events());
 	int error;
@@ -81,17 +81,7 @@ static void protect_limits(void)
 	syscall(SYS_setresgid, (gid_t)-1, (gid_t)-1, other);
 }
 
-int guest_run(void)
-{
-	/* Signals to all processes mean those of the container, so it must be our own. */
-	if (getpid() != 1) {
-		fputs("dutyfree-init: guest must be PID 1 of a container\n", stderr);
-		return 64;
-	}
-	return guest_serve(false);
-}
-
-int guest_serve(bool among_others)
+static int serve(bool among_others, int input, int output)
 {
 	const struct ready ready = {.version = PROTOCOL_VERSION, .activated = now(), .mounted = now()};
 	sigset_t all;
@@ -102,7 +92,7 @@ int guest_serve(bool among_others)
 		perror("dutyfree-init: cannot clear the dumpable flag");
 		return 70;
 	}
-	int error = move_streams();
+	int error = move_streams(input, output);
 	if (error) {
 		fprintf(stderr, "dutyfree-init: cannot prepare the streams: %s\n", strerror(-error));
 		return 70;
@@ -112,7 +102,23 @@ int guest_serve(bool among_others)
 	prctl(PR_SET_NAME, "dutyfree-init");
 	umask(022);
 	is_guest = true;
+	process_choose_mark();
 	oom_open();
 	outbox_frame(FRAME_READY, 0, 0, &ready, sizeof ready, NULL, 0);
 	init_run(-1, false);
+}
+
+int guest_run(bool has_socket)
+{
+	/* Signals to all processes mean those of the container, so it must be our own. */
+	if (getpid() != 1) {
+		fputs("dutyfree-init: guest must be PID 1 of a container\n", stderr);
+		return 64;
+	}
+	return has_socket ? serve(false, CONTROL_FD, CONTROL_FD) : serve(false, 0, 1);
+}
+
+int guest_serve(bool among_others)
+{
+	return serve(among_others, 0, 1);
 }

@@ -3,8 +3,9 @@
 
 #include <stdbool.h>
 
-/* Serve frames on stdin and stdout until stdin ends. Returns only if it cannot start: an exit code. */
-int guest_run(void);
+/* Serve frames on stdin and stdout, or on a socket with the number CONTROL_FD, until the input ends. Returns only if it
+ * cannot start: an exit code. */
+int guest_run(bool has_socket);
 
 /* The same for setup/remote.c. `among_others`: we are not PID 1, and see the processes of the whole machine. */
 int guest_serve(bool among_others);

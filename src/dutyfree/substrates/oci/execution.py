@@ -1,0 +1,260 @@
+"""A container as a sandbox by the runtime's own exec: one process of this host for each action."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import posixpath
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from dutyfree.contract import KILLED, Command, Limits, Observation
+from dutyfree.contract.arguments import (
+    NOT_FOUND,
+    NOT_RUNNABLE,
+    Unrunnable,
+    check_command,
+    check_runnable,
+    not_started,
+)
+from dutyfree.contract.errors import ActionError, DispatchError, SandboxClosed, SandboxGone
+from dutyfree.engine.layers.command_defaults import ENVIRONMENT, WORKDIR, CommandDefaults
+from dutyfree.substrates.local import command as local
+from dutyfree.substrates.local.command_files import FilesByCommands
+from dutyfree.substrates.local.container_processes import Strays, kill_tree
+from dutyfree.substrates.local.kill_script import KILL_SCRIPT, MARK
+from dutyfree.substrates.oci.container import Container
+from dutyfree.substrates.oci.spec import PROGRAM
+
+KILL_SECONDS = 15.0
+
+MISSING = ("not found", "no such file")
+"""Parts of the messages of runtimes if a program does not exist, in lower case."""
+
+AT_FAULT = (
+    *MISSING,
+    *(
+        os.strerror(number).lower()
+        for number in (
+            *(errno.E2BIG, errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
+            *(errno.ENOEXEC, errno.ENOTDIR, errno.EPERM),
+        )
+    ),
+)
+"""The same if the command is at fault: the program, the directory, or their length."""
+
+
+class ExecSandbox(FilesByCommands):
+    """One running container, whose actions are the runtime's exec."""
+
+    workdir = WORKDIR
+
+    def __init__(
+        self, container: Container, known: CommandDefaults, variables: Mapping[str, str], limits: Limits
+    ) -> None:
+        self.id = container.name
+        self.spans = container.spans
+        self._container = container
+        self._known = known
+        self._variables = variables
+        self._limits = limits
+        self._numbers = itertools.count(1)
+        self._users: dict[str, str] = {}
+        self._running = 0
+        self._closed = False
+        self._paused = False
+        self._gone: SandboxGone | None = None
+        self._kills = 0
+        self._said = ""
+        keeper = (PROGRAM, "guest", *(("3",) if container.runtime.copies else ()))
+        self._strays = Strays(container.group.name, keeper)
+
+    def __repr__(self) -> str:
+        return f"<ExecSandbox {self.id}{' closed' if self._closed else ''}>"
+
+    def close(self) -> None:
+        """From now on every method raises SandboxClosed."""
+        self._closed = True
+
+    async def exec(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+    ) -> Observation:
+        check_command(command, cwd=cwd, env=env, stdin=stdin, timeout=timeout, user=user)
+        self._require_open()
+        try:
+            check_runnable(command, cwd=cwd, env=env, user=user)
+            identity = await self._identity(user or self._known.user)
+        except Unrunnable as error:
+            return error.observation
+        argv = ("/bin/sh", "-c", command) if isinstance(command, str) else tuple(command)
+        place = posixpath.join(self._known.directory or WORKDIR, cwd or ".")
+        seen = await self._run(
+            argv, place, {**self._variables, **(env or {})}, stdin, timeout, identity, self._limits.output
+        )
+        if seen is None:
+            return await self._not_started(argv[0], cwd)
+        return msgspec.structs.replace(seen, oom=True) if await self._oom_grew() else seen
+
+    async def run_tool(self, argv: tuple[str, ...], stdin: bytes | None = None) -> Observation:
+        seen = await self._run(argv, "/", ENVIRONMENT, stdin, None, "", sys.maxsize)
+        if seen is None:
+            raise DispatchError(f"the container {self.id} cannot run {argv[0]}: {self._said.strip()[-200:]}")
+        return seen
+
+    async def pause(self) -> None:
+        self._require_open()
+        await self._container.freeze()
+        self._paused = True
+
+    async def resume(self) -> None:
+        if self._closed:
+            self._require_open()
+        await self._container.thaw()
+        self._paused = False
+
+    # --- One command ------------------------------------------------------------------------------------
+
+    async def _run(
+        self,
+        argv: tuple[str, ...],
+        cwd: str,
+        variables: Mapping[str, str],
+        stdin: bytes | None,
+        timeout: float | None,
+        user: str,
+        output: int,
+    ) -> Observation | None:
+        """None if the runtime says that it could not start the command."""
+        self._require_open()
+        number = next(self._numbers)
+        mark = f"{MARK}={self.id}-{number}"
+        pid_file, log = (self._container.directory / f"{kind}-{number}" for kind in ("exec", "log"))
+        line = self._container.runtime.exec(
+            self.id,
+            argv,
+            cwd=cwd,
+            env=[*(f"{name}={value}" for name, value in variables.items()), mark],
+            user=user,
+            pid_file=pid_file,
+            log=log,
+        )
+        self._running += 1
+        try:
+            seen = await local.run(
+                line,
+                cwd="/",
+                env={**os.environ, MARK: mark.partition("=")[2]},
+                kill=partial(self._kill, mark, alone=self._running == 1),
+                stdin=stdin,
+                timeout=timeout,
+                output=output,
+            )
+            return await self._checked(seen, pid_file, log)
+        finally:
+            self._running -= 1
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(_remove, pid_file, log)
+
+    async def _checked(self, seen: Observation, pid_file: Path, log: Path) -> Observation | None:
+        """The runtime's exit code is the command's only if the container still runs, and the command ran."""
+        if seen.exit_code == 0 and not seen.timed_out:
+            return seen
+        if self._closed:
+            raise SandboxClosed(f"the sandbox {self.id} was closed while the command ran")
+        if not self._paused and not await self._container.is_running():
+            reason = await self._container.explain()
+            if isinstance(reason, SandboxGone):
+                self._gone = reason
+            raise reason
+        if not seen.timed_out and not await anyio.to_thread.run_sync(pid_file.exists):
+            await anyio.to_thread.run_sync(self._refused, seen, log)
+            return None
+        code = seen.exit_code
+        number = code - KILLED if KILLED < code <= KILLED + 64 else None
+        return msgspec.structs.replace(seen, signal=number)
+
+    def _refused(self, seen: Observation, log: Path) -> None:
+        """The runtime ran no command. None if the command is at fault; raises DispatchError otherwise."""
+        said = seen.stderr.decode(errors="replace")
+        with contextlib.suppress(OSError):
+            said += log.read_text(errors="replace")
+        if not any(text in said.lower() for text in AT_FAULT):
+            raise DispatchError(f"{self._container.runtime.kind} refused the command: {said.strip()[-500:]}")
+        self._said = said
+
+    async def _not_started(self, program: str, cwd: str | None) -> Observation:
+        """Say why a command could not be started, as a shell would."""
+        if cwd is not None:
+            try:
+                await self.list(cwd)
+            except ActionError as error:
+                return not_started(str(error), NOT_FOUND if error.kind == "not_found" else NOT_RUNNABLE)
+        missing = any(text in self._said.lower() for text in MISSING)
+        return not_started(f"{program}: {self._said.strip()[-200:]}", NOT_FOUND if missing else NOT_RUNNABLE)
+
+    def _kill(self, mark: str, *, alone: bool) -> None:
+        """Kill the processes of a command. gVisor's are not processes of this host. Blocks."""
+        if not self._container.runtime.is_gvisor:
+            kill_tree(mark, strays=self._strays if alone else None)
+            return
+        runtime = self._container.runtime
+        script = ("/bin/sh", "-c", KILL_SCRIPT, "kill", mark, *((PROGRAM,) if alone else ()))
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(
+                [*runtime.base, "exec", self.id, *script],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+                timeout=KILL_SECONDS,
+            )
+
+    async def _identity(self, user: str) -> str:
+        """The ids of a user, as ``UID:GID``: runtimes know no names. Raises Unrunnable."""
+        if not user or user in ("root", "0"):
+            return ""
+        if user not in self._users:
+            ids = [await self.run_tool(("id", flag, "--", user)) for flag in ("-u", "-g")]
+            if not all(one.ok for one in ids):
+                if not user.isdigit():
+                    raise Unrunnable(f"cannot run the command: there is no user {user!r}")
+                self._users[user] = f"{user}:0"
+            else:
+                self._users[user] = ":".join(one.stdout.decode().strip() for one in ids)
+        return self._users[user]
+
+    async def _oom_grew(self) -> bool:
+        """Whether the memory limit has killed a process since the last call."""
+        if self._limits.memory is None:
+            return False
+        kills = await anyio.to_thread.run_sync(self._container.group.oom_kills) or 0
+        grew, self._kills = kills > self._kills, max(kills, self._kills)
+        return grew
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise SandboxClosed(f"the sandbox {self.id} is closed")
+        if self._gone is not None:
+            raise self._gone
+        if self._paused:
+            raise DispatchError(f"the sandbox {self.id} is paused", remedy="resume it first")
+
+
+def _remove(*files: Path) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)

@@ -1,0 +1,312 @@
+"""The substrate ``oci``: crun in both modes; what isolates; who is at fault; what a killed owner leaves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+import dutyfree
+from dutyfree import Limits, Recipe, Stage, gc
+from dutyfree.conformance import CHECKS, Check
+from dutyfree.contract.abilities import Pausable
+from dutyfree.contract.errors import (
+    CreateError,
+    DispatchError,
+    DutyfreeError,
+    OptionError,
+    SandboxClosed,
+    SandboxGone,
+)
+from dutyfree.engine.launcher.client import BINARY
+from dutyfree.substrates.local.reaper import remove_groups
+from dutyfree.substrates.oci import ids, seccomp
+from dutyfree.substrates.oci.substrate import Oci
+from tests.awaiting import appeared, enter, together, until
+from tests.oci_runtime import left, need
+from tests.processes import eventually, speaking_python
+
+pytestmark = [pytest.mark.native, pytest.mark.root("only root can mount the layers of containers")]
+
+NAMES = """
+    user unknown_user not_executable environment stdin_of_ten_megabytes output_limit timeout_kills_the_tree
+    timeout_kills_the_disguised many_cancellations leaving_ends_what_runs background_processes round_trips
+    tree_round_trip recipe_path recipe_environment out_of_memory pids sandboxes_at_once
+    places_where_no_command_starts
+"""
+CORE = {*NAMES.split()}
+"""What depends on the runtime or its exec. All checks are slow tests in ``test_conformance``."""
+
+
+@pytest.fixture(scope="module", params=["init", "exec"])
+async def oci(request: pytest.FixtureRequest) -> AsyncIterator[Oci]:
+    need("crun")
+    async with dutyfree.open("oci", actions=request.param) as opened:
+        await opened.prepare()
+        yield opened
+
+
+@pytest.mark.parametrize("check", [check for check in CHECKS if check.name in CORE], ids=str)
+async def test_conformance(oci: Oci, check: Check) -> None:
+    await check(oci)
+
+
+# --- What isolates ------------------------------------------------------------------------------------------
+
+
+async def test_what_a_container_may(oci: Oci) -> None:
+    """No way out: namespaces of its own, ids that are nobody's, no network, no devices, read-only /proc."""
+    attempts = """
+        try() { ( eval "$1" ) >/dev/null 2>&1 && echo "succeeded: $1"; }
+        try "unshare --user true"
+        try "unshare --mount true"
+        try "mount -t tmpfs none /mnt"
+        try "mknod /workspace/disk b 8 0"
+        try "echo 1 > /proc/sys/kernel/core_pattern"
+        try "echo b > /proc/sysrq-trigger"
+        try "mkdir /sys/fs/cgroup/memory/own"
+        try "head -c 1 /proc/kcore | grep -q ."
+        try "python3 -c 'import socket; socket.create_connection((\\"1.1.1.1\\", 80), 1)'"
+        try "python3 -c 'import socket; socket.socket(40, 1)'"
+        try "echo x >> /.dutyfree-init"
+        try "rm -f /.dutyfree-init"
+        try "head -c 1 /proc/1/mem"
+        try "cat /proc/1/maps | grep -q ."
+        awk '/CapEff|NoNewPrivs|^Seccomp:/ {print $2}' /proc/self/status
+        awk '{print ($2 >= 1073741824), $3}' /proc/self/uid_map
+        ls /sys/class/net; ps ax | wc -l
+    """
+    async with oci.sandbox() as sandbox:
+        seen = await sandbox.exec(attempts)
+        *lines, processes = seen.stdout.decode().split("\n")[:-1]
+        assert lines == ["00000000800405fb", "1", "2", "1 65536", "lo"], seen
+        assert int(processes) < 10
+        owners = await sandbox.exec("stat -c %u:%g / /etc /usr/bin/python3; touch own; stat -c %u own")
+        assert owners.stdout.split() == [b"0:0", b"0:0", b"0:0", b"0"]
+
+
+async def test_containers_share_nothing_that_is_written(oci: Oci) -> None:
+    async with oci.sandbox() as one, oci.sandbox() as other:
+        await one.exec("echo mine > /etc/hostname; echo mine > file; rm /usr/bin/git")
+        seen = await other.exec("cat /etc/hostname; ls; command -v git")
+        assert seen.stdout.split() == [b"sandbox", b"/usr/bin/git"]
+        assert (await one.exec("id -u; cat /proc/self/uid_map")).stdout != (
+            await other.exec("id -u; cat /proc/self/uid_map")
+        ).stdout
+
+
+async def test_refused_are_limits_that_nothing_enforces(oci: Oci) -> None:
+    for limits in (Limits(network="on"), Limits(network=("example.org",))):
+        with pytest.raises(CreateError, match="network"):
+            await enter(oci.sandbox(limits=limits))
+    need("crun")
+    async with dutyfree.open("oci", storage="disk") as on_disk:
+        with pytest.raises(CreateError, match="disk"):
+            await enter(on_disk.sandbox(limits=Limits(disk="10M")))
+        async with on_disk.sandbox() as sandbox:
+            assert (await sandbox.exec("echo x > file; cat file")).stdout == b"x\n"
+    with pytest.raises(OptionError, match="runsc"):
+        dutyfree.open("oci", restore=True)
+
+
+async def test_the_limit_of_the_disk(oci: Oci) -> None:
+    async with oci.sandbox(limits=Limits(disk="10M")) as sandbox:
+        seen = await sandbox.exec("head -c 20000000 /dev/zero > large")
+        assert not seen.ok
+        assert b"No space left" in seen.stderr
+
+
+# --- Recipes and images -------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("cache")
+async def test_layers_are_those_of_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    need("crun")
+    stage = Stage("setup", commands=("head -c 16 /dev/urandom | od -An -tx1 > random",))
+    recipe = Recipe("host", (stage,), env={"COLOUR": "red"})
+    async with dutyfree.open("native") as native, native.sandbox(recipe) as sandbox:
+        built = await sandbox.read("random")
+    async with dutyfree.open("oci", image="host") as oci, oci.sandbox(recipe) as sandbox:
+        assert await sandbox.read("random") == built
+        seen = await sandbox.exec("echo $COLOUR; python3 -c 'print(1)'; ls -d /usr/bin /etc/passwd")
+        assert seen.stdout.split() == [b"red", b"1", b"/etc/passwd", b"/usr/bin"]
+        assert [span.name for span in sandbox.spans] == ["layers", "bundle", "overlay", "start"]
+
+
+@pytest.mark.parametrize("runtime", ["crun", "runc", "runsc"])
+async def test_an_image_without_a_shell(runtime: str, tmp_path: Path) -> None:
+    """Init needs nothing of the image: neither a shell nor a library nor a tool."""
+    need(runtime)
+    if not (busybox := shutil.which("busybox")):
+        pytest.skip("busybox is missing; to enable it: apt-get install busybox-static")
+    root = tmp_path / "root"
+    for name in ("bin", "etc", "proc", "dev", "sys", "tmp"):
+        (root / name).mkdir(parents=True)
+    shutil.copy(busybox, root / "bin/echo")
+    async with dutyfree.open("oci", runtime=runtime, image=str(root)) as oci, oci.sandbox() as sandbox:
+        assert (await sandbox.exec(["/bin/echo", "hello"])).stdout == b"hello\n"
+        assert (await sandbox.exec("true")).exit_code == 127
+        await sandbox.write("directory/file", b"content")
+        assert await sandbox.read("directory/file") == b"content"
+        assert [entry.name for entry in await sandbox.list("directory")] == ["file"]
+        await sandbox.upload(root / "bin", "copied")
+        assert (await sandbox.exec(["copied/echo", "again"])).stdout == b"again\n"
+
+
+# --- Who is at fault ----------------------------------------------------------------------------------------
+
+
+async def test_a_container_that_is_killed_is_no_failed_command(oci: Oci) -> None:
+    failures: list[Any] = []
+
+    async def run(sandbox: Any) -> None:
+        try:
+            failures.append(await sandbox.exec("touch begun; sleep 1000"))
+        except DutyfreeError as error:
+            failures.append(error)
+
+    async with oci.sandbox() as sandbox:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run, sandbox)
+            await appeared(sandbox, "begun")
+            await anyio.to_thread.run_sync(remove_groups, f"{oci._base.name}/{sandbox.id}")
+        assert isinstance(failures[0], SandboxClosed), failures
+        assert "killed from outside" in str(failures[0])
+        with pytest.raises(SandboxClosed):
+            await sandbox.exec("true")
+
+
+async def test_a_paused_container_and_its_end(oci: Oci) -> None:
+    async with oci.sandbox() as sandbox:
+        assert isinstance(sandbox, Pausable)
+        await sandbox.exec("(while :; do date +%N > tick; sleep 0.01; done) >/dev/null 2>&1 &")
+        await appeared(sandbox, "tick")
+        await sandbox.pause()
+        with pytest.raises(DispatchError, match="paused"):
+            await sandbox.exec("true")
+        await sandbox.resume()
+        before = await sandbox.read("tick")
+
+        async def ticks() -> bool:
+            return await sandbox.read("tick") != before
+
+        assert await until(ticks)
+        await sandbox.pause()  # a frozen container can be destroyed
+
+
+async def test_gvisor_ends_as_a_whole_at_a_limit() -> None:
+    need("runsc")
+    async with dutyfree.open("oci", runtime="runsc") as oci:
+        async with oci.sandbox(limits=Limits(memory="200M")) as sandbox:
+            with pytest.raises(SandboxGone, match="memory"):
+                await sandbox.exec(["python3", "-c", "print(len(b'x' * (512 << 20)))"])
+        async with oci.sandbox() as sandbox:
+            seen = await sandbox.exec("dmesg | head -1; id -u; sleep 100 & echo started")
+            assert b"started" in seen.stdout
+            late = await sandbox.exec("setsid sleep 101 & sleep 102", timeout=0.5)
+            assert late.timed_out
+            assert b"sleep 102" not in (await sandbox.exec("ps axww -o args")).stdout
+
+
+# --- What is left -------------------------------------------------------------------------------------------
+
+HELD = """
+import anyio, sys, dutyfree
+
+async def main():
+    async with dutyfree.open("oci", runtime=sys.argv[1], actions=sys.argv[2], storage=sys.argv[3]) as oci:
+        async with oci.sandbox() as one, oci.sandbox() as other:
+            for sandbox in (one, other):
+                await sandbox.exec("setsid sleep 1000 >/dev/null 2>&1 & echo x > file")
+            print(oci._base.name.rpartition("-")[2], oci._reaper._process.pid, flush=True)
+            await one.exec("sleep 1000 & wait")
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("runtime", "actions", "storage"),
+    [
+        ("crun", "init", "memory"),
+        ("crun", "exec", "disk"),
+        ("runc", "exec", "memory"),
+        ("runsc", "init", "disk"),
+    ],
+)
+def test_a_killed_owner_leaves_nothing(runtime: str, actions: str, storage: str) -> None:
+    need(runtime)
+    with speaking_python(HELD, runtime, actions, storage) as (process, said):
+        name = said.split()[0]
+        assert len(left(name)) > 4
+        process.kill()
+    assert eventually(lambda: not left(name)), left(name)
+
+
+def test_gc_removes_what_a_killed_reaper_leaves() -> None:
+    need("crun")
+    with speaking_python(HELD, "crun", "init", "disk") as (process, said):
+        name, reaper = said.split()
+        process.send_signal(signal.SIGSTOP)  # it must not see the end of its reaper
+        os.kill(int(reaper), signal.SIGKILL)
+        process.kill()
+    assert left(name)
+    found = anyio.run(gc.collect)
+    assert [one.kind for one in found if name in one.what] == ["containers of oci"]
+    assert eventually(lambda: not left(name)), left(name)
+
+
+async def test_closing_leaves_nothing_and_sandboxes_at_once() -> None:
+    need("crun")
+    async with dutyfree.open("oci") as oci:
+        name = oci._base.name.rpartition("-")[2]
+
+        async def use() -> None:
+            async with oci.sandbox() as sandbox:
+                assert (await sandbox.exec("echo x > file; cat file")).stdout == b"x\n"
+
+        await together(*[use] * 8)
+        assert await oci.sandboxes() == []
+        assert not await anyio.to_thread.run_sync(lambda: list(oci._base.glob("oci-*")))
+    assert not await anyio.to_thread.run_sync(left, name)
+
+
+# --- Parts --------------------------------------------------------------------------------------------------
+
+
+def test_ranges_of_ids_are_not_shared() -> None:
+    one, other = ids.IdRanges(), ids.IdRanges()
+    try:
+        taken = {one.claim() for _ in range(50)} | {other.claim() for _ in range(50)}
+        assert len(taken) == 100
+        assert all(first >= ids.FIRST and first % ids.COUNT == 0 for first in taken)
+    finally:
+        one.close()
+        other.close()
+
+
+def test_the_filter_is_that_of_native_in_another_form() -> None:
+    found = seccomp.profile()
+    names = [
+        name for rule in found["syscalls"] for name in rule["names"] if rule["action"] == "SCMP_ACT_ALLOW"
+    ]
+    assert {"read", "execve", "ioctl", "statx", "futex_waitv"} <= {*names}
+    assert not {"mount", "unshare", "setns", "bpf", "keyctl", "io_uring_setup", "clone3", "kexec_load"} & {
+        *names
+    }
+    assert found["defaultAction"] == "SCMP_ACT_ERRNO"
+
+
+@pytest.mark.parametrize("arguments", [[], ["/tmp"], ["/tmp", "0", "", "", "", "--", "true"], ["a"] * 5])
+def test_a_bundle_needs_its_arguments(arguments: list[str]) -> None:
+    done = subprocess.run([BINARY, "bundle", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 64
+    assert "bundle needs" in done.stderr
