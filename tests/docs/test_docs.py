@@ -195,30 +195,6 @@ def test_the_program_with_services_runs(tmp_path):
     assert done.stdout == "[('cache', True), ('python', True)]\n"
 
 
-@pytest.mark.native
-def test_the_programs_of_the_service_run(tmp_path):
-    """What the page shows, against a server that listens elsewhere."""
-    blocks = re.findall(r"^```(\w+)\n(.*?)^```", text("docs/service.md"), re.DOTALL | re.MULTILINE)
-    shell = next(block for kind, block in blocks if kind == "sh" and "curl" in block)
-    assert shell in text("README.md")
-    program = next(block for kind, block in blocks if kind == "python")
-    with serving(tmp_path / "state") as url:
-        done = ran(["sh", "-ec", shell.replace("http://127.0.0.1:7800", url)])
-        assert (done.returncode, "hello\\nLinux" in done.stdout) == (0, True), done
-        done = ran([sys.executable, "-c", program.replace("http://127.0.0.1:7800", url)])
-        assert done.stdout.startswith("0 b'42\\n'"), done
-        stream = next(block for kind, block in blocks if kind == "sh" and "/v1/events" in block)
-        done = ran(["sh", "-ec", stream.replace("http://127.0.0.1:7800", url)])
-        assert re.findall("^event: (.+)", done.stdout, re.MULTILINE)[-3:] == [
-            "action",
-            "released",
-            "state",
-        ], done
-        ports = next(block for kind, block in blocks if kind == "sh" and "/ports/" in block)
-        done = ran(["sh", "-ec", ports.replace("http://127.0.0.1:7800", url)])
-        assert (done.returncode, "Directory listing" in done.stdout) == (0, True), done
-
-
 def test_the_recipe_with_services_is_a_good_one(tmp_path):
     (shown,) = re.findall(r"```toml\n(.*?)```", text("docs/warm-processes.md"), re.DOTALL)
     path = tmp_path / "recipe.toml"
