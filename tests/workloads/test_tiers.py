@@ -133,3 +133,13 @@ def test_a_git_that_fails_is_a_wrong_answer(tmp_path: Path) -> None:
         ["sh", "-c", str(step.action.command)], cwd=tmp_path, capture_output=True, check=False
     )
     assert step.expect.problem(Observation(exit_code=ran.returncode, stdout=ran.stdout))
+
+
+async def test_a_clone_from_a_path_copies_what_it_clones(fixture: Fixture, bare: Substrate) -> None:
+    """Not every file system of a sandbox has hard links, and they would be less work than a clone."""
+    clone, *_ = tiers.setup(fixture, str(fixture.repository))[0].commands
+    async with bare.sandbox() as sandbox:
+        assert (await sandbox.exec(clone)).ok
+        linked = await sandbox.exec(["find", fixture.project.name, "-type", "f", "-links", "+1"])
+    assert linked.ok
+    assert not linked.stdout

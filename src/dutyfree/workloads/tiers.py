@@ -84,7 +84,9 @@ def setup(fixture: Fixture, url: str) -> tuple[Stage, ...]:
     """The measured set-up of T2 and the trajectories: clone and install."""
     project = fixture.project
     environment = ("env", *(f"{name}={value}" for name, value in GIT.items()))
-    clone = (*environment, "git", "clone", "--quiet", url, project.name)
+    # Through git's transport, also if the repository is in the sandbox: hard links would be another workload,
+    # and not every sandbox's file system has them.
+    clone = (*environment, "git", "clone", "--quiet", "--no-local", url, project.name)
     checkout = (*environment, "git", "-C", project.name, "checkout", "--quiet", "-b", "work", project.commit)
     return (
         Stage("repository", commands=(clone, checkout)),
