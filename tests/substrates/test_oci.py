@@ -17,7 +17,7 @@ import pytest
 import dutyfree
 from dutyfree import Limits, Recipe, Stage, gc
 from dutyfree.conformance import CHECKS, Check
-from dutyfree.contract.abilities import Pausable
+from dutyfree.contract.abilities import Forkable, Pausable, Pooling, Resettable, Snapshottable
 from dutyfree.contract.errors import (
     CreateError,
     DispatchError,
@@ -32,6 +32,7 @@ from dutyfree.substrates.oci import ids, seccomp
 from dutyfree.substrates.oci.substrate import Oci
 from tests.awaiting import appeared, enter, together, until
 from tests.oci_runtime import left, need
+from tests.opening import open_native
 from tests.processes import eventually, speaking_python
 
 pytestmark = [pytest.mark.native, pytest.mark.root("only root can mount the layers of containers")]
@@ -310,3 +311,42 @@ def test_a_bundle_needs_its_arguments(arguments: list[str]) -> None:
     done = subprocess.run([BINARY, "bundle", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 64
     assert "bundle needs" in done.stderr
+
+
+# --- The tiers of native ------------------------------------------------------------------------------------
+
+
+async def test_the_tier_gvisor_of_native() -> None:
+    """The same recipes, layers and actions; what needs the launcher is absent."""
+    need("runsc")
+    recipe = Recipe(stages=(Stage("setup", commands=("uname -v > built",)),), env={"COLOUR": "red"})
+    async with open_native(isolation="gvisor", limits=Limits(pids=200)) as tier:
+        assert not isinstance(tier, Pooling)
+        async with tier.sandbox(recipe) as sandbox:
+            assert not isinstance(sandbox, Forkable | Snapshottable | Resettable)
+            seen = await sandbox.exec("dmesg; cat built; echo $COLOUR")
+            assert b"gVisor" in seen.stdout
+            assert seen.stdout.endswith(b"red\n")
+            async with (
+                dutyfree.open("native", isolation="namespace") as native,
+                native.sandbox(recipe) as same,
+            ):
+                assert await same.read("built") == await sandbox.read("built")
+            assert await tier.sandboxes() == [sandbox.id]
+        facts = await tier.facts()
+        assert facts["tier"] == "gvisor"
+        assert facts["runtime"].startswith("runsc ")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "complaint"),
+    [
+        ("native", {"isolation": "microvm"}, "microvm"),
+        ("native", {"isolation": "gvisor", "without": ("seccomp",)}, "without"),
+        ("native", {"isolation": "gvisor", "limits": {"network": "on"}}, "network"),
+        ("native-cold", {"isolation": "gvisor"}, "native-cold has no isolation"),
+    ],
+)
+def test_tiers_that_do_not_exist(name: str, options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(OptionError, match=complaint):
+        dutyfree.open(name, **options)

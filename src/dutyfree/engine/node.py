@@ -25,7 +25,7 @@ import msgspec
 from dutyfree.contract import Limits, NetworkPolicy, Recipe, limited
 from dutyfree.contract.arguments import check_count
 from dutyfree.contract.errors import OptionError, Unavailable, UsageError
-from dutyfree.contract.recipe import IsolationLevel, checked
+from dutyfree.contract.recipe import checked
 from dutyfree.contract.served import Served, ServedKind
 from dutyfree.engine.exchange import sources
 from dutyfree.engine.exchange.peers import PeerSet
@@ -35,7 +35,7 @@ from dutyfree.engine.images import mirrors
 from dutyfree.engine.launcher import create, disk_storage, network_policy, protocol
 from dutyfree.engine.launcher.client import BINARY, Launcher, LauncherError
 from dutyfree.engine.launcher.disk_storage import DiskStorage
-from dutyfree.engine.launcher.isolation import WORK_DIRECTORIES, Isolation, Wall
+from dutyfree.engine.launcher.isolation import WORK_DIRECTORIES, Isolation, Tier, Wall
 from dutyfree.engine.launcher.isolation import isolation as make_isolation
 from dutyfree.engine.launcher.protocol import Request
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS, Timeouts
@@ -100,8 +100,9 @@ class NativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The most seconds that the commands of a stage may take. After that, the stage has failed."""
     stage_network: NetworkPolicy = "on"
     """What the commands of stages may reach: a network policy (docs/network.md)."""
-    isolation: IsolationLevel = "full"
-    """``none`` IS FOR TRUSTED CODE ONLY: commands run as root of the host (docs/security.md)."""
+    isolation: Tier = "full"
+    """``full`` or ``namespace``, ``gvisor`` or ``microvm`` (docs/engine.md), or ``none``. ``none`` IS
+    FOR TRUSTED CODE ONLY: commands run as root of the host (docs/security.md)."""
     without: tuple[Wall, ...] = ()
     """FOR MEASURING ONLY: parts of the isolation to switch off one by one. Sandboxes are then not safe."""
     plain: tuple[str, ...] = WORK_DIRECTORIES

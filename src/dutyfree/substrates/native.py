@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar, Self, cast
 
 import anyio.to_thread
 import msgspec
@@ -59,11 +59,21 @@ class Native:
             config.walls.refuse_limits(config.limits)
         except CreateError as error:
             raise OptionError(error.message, remedy=error.remedy) from error
+        self._has_tier = config.isolation in ("gvisor", "microvm")
+        if self._has_tier:
+            from dutyfree.substrates import (
+                native_tiers,
+            )  # it needs this module's neighbours, and they this one
+
+            if type(self) is not Native or keeper is not None:
+                raise OptionError(f"{self.name} has no isolation {config.isolation!r}", remedy="use native")
+            native_tiers.check(config)
         self._config = config
         self._timeouts = timeouts
         self._keeper = keeper
         self._node: Node | None = None
         self._is_open = False
+        self._tier = AsyncExitStack()
 
     def __repr__(self) -> str:
         held = 0 if self._node is None else len(self._node.factory.held)
@@ -72,6 +82,10 @@ class Native:
     @classmethod
     async def probe(cls, config: NativeConfig) -> Availability:
         found = await anyio.to_thread.run_sync(requirements.check, Path(config.program))
+        if found.available and config.isolation in ("gvisor", "microvm"):
+            from dutyfree.substrates import native_tiers
+
+            return await native_tiers.probe(config)
         if not found.available or config.walls.full:
             return found
         if os.geteuid() != 0:
@@ -86,13 +100,28 @@ class Native:
         )
         own_network = self.features.mode == "root" and not self._config.walls.shares_network
         self.host_address = network_policy.HOST if own_network else "127.0.0.1"
+        if self._has_tier:
+            return await self._enter_tier()
         self._is_open = True
         return self
+
+    async def _enter_tier(self) -> Self:
+        """What the caller gets has the contract, and none of the abilities of this class."""
+        from dutyfree.substrates import native_tiers
+
+        try:
+            tier = await self._tier.enter_async_context(native_tiers.opened(self._config, self.node))
+        except BaseException:
+            await self.node.close()
+            raise
+        self._is_open = True
+        return cast("Self", tier)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_open = False
+        await self._tier.aclose()
         # After an error, layers in progress still go to disk. An interrupted program does not wait for them.
         await self.node.close(finish=kind is None or issubclass(kind, Exception))
 

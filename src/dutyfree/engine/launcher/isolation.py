@@ -27,6 +27,10 @@ Wall: TypeAlias = Literal[
 ]
 WALLS: tuple[Wall, ...] = get_args(Wall)
 
+Tier: TypeAlias = Literal["full", "namespace", "gvisor", "microvm", "none"]
+"""What isolates the sandboxes of a node. ``full`` and ``namespace`` are the same. The launcher makes the
+sandboxes of these and of ``none``; another substrate makes those of ``gvisor`` and ``microvm``."""
+
 _FLAGS: dict[Wall, WallFlag] = {
     "user-namespace": WallFlag.USER_NAMESPACE,
     "namespaces": WallFlag.NAMESPACES,
@@ -115,14 +119,14 @@ FULL_ISOLATION = Isolation()
 
 
 def isolation(
-    level: IsolationLevel,
+    level: Tier,
     without: Sequence[Wall],
     plain: Sequence[str],
     fixed: Sequence[str] | None,
 ) -> Isolation:
     """The isolation that the options of native describe. Raises ValueError for options that contradict."""
-    if level == "none" and without:
-        raise ValueError("without: isolation is 'none' already; use one of the two options")
+    if level not in ("full", "namespace") and without:
+        raise ValueError(f"without: isolation is {level!r}; use one of the two options")
     if len(set(without)) < len(without):
         raise ValueError("without: names a wall twice")
     off = WALLS if level == "none" else tuple(wall for wall in WALLS if wall in without)
