@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-bool is_guest, is_remote, shares_pids;
+bool is_guest, is_machine, is_remote, shares_pids;
 
 void close_at(int *fd)
 {

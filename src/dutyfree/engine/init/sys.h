@@ -14,6 +14,9 @@
  * descriptors beside them; limits, capabilities and the seccomp filter are those of that runtime. */
 extern bool is_guest;
 
+/* A guest that is PID 1 of a virtual machine (setup/machine.c). */
+extern bool is_machine;
+
 /* A guest on a whole machine (setup/remote.c). Without a pid namespace it shares the process numbers with others: then
  * only its descendants are its own. */
 extern bool is_remote, shares_pids;

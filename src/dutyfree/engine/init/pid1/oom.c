@@ -8,10 +8,11 @@
 
 static uint64_t reported;
 
-/* memory.events on cgroup v2, memory.oom_control on v1: "oom_kill NUMBER" on one line. */
+/* memory.events on cgroup v2, memory.oom_control on v1, /proc/vmstat in a virtual machine: "oom_kill NUMBER" on one
+ * line. */
 static uint64_t read_count(void)
 {
-	char text[512];
+	char text[8192];
 	ssize_t size = pread(OOM_FD, text, sizeof text - 1, 0);
 
 	text[size < 0 ? 0 : size] = 0;

@@ -20,10 +20,14 @@
 
 #define FIRST_FREE 16 /* above all numbers that init.h fixes */
 
+const char guest_preamble[] = "\0dutyfree\n";
+
 /* The file with the OOM kill count of the container's own control group, as the runtime mounts it; v2, then v1. On a
- * whole machine these files are not about us. */
+ * whole machine these files are not about us; if all of the machine is ours, the kernel's own count is. */
 static int open_oom_events(void)
 {
+	if (is_machine)
+		return open("/proc/vmstat", O_RDONLY | O_CLOEXEC);
 	if (is_remote)
 		return open("/dev/null", O_RDONLY | O_CLOEXEC);
 	int fd = open("/sys/fs/cgroup/memory.events", O_RDONLY | O_CLOEXEC);

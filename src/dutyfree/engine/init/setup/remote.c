@@ -32,9 +32,6 @@
 #define NOT_REMOVED 75
 #define END_NS 10000000000u /* how long killed processes may take to end */
 
-/* What comes before it in the stream was printed by a shell's start-up files. */
-static const char preamble[] = "\0dutyfree\n";
-
 static int fail(const char *what, int error)
 {
 	fprintf(stderr, "dutyfree-init: %s: %s\n", what, strerror(error));
@@ -152,7 +149,7 @@ static _Noreturn void child(pid_t supervisor, bool isolated)
 		_exit(NO_NAMESPACE);
 	if (!isolated)
 		prctl(PR_SET_CHILD_SUBREAPER, 1);
-	if (write_all(1, preamble, sizeof preamble - 1) < 0)
+	if (write_all(1, guest_preamble, sizeof guest_preamble - 1) < 0)
 		_exit(0);
 	_exit(guest_serve(!isolated));
 }
