@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dutyfree.substrates.oci import Oci
     from dutyfree.substrates.scripted import Scripted
     from dutyfree.substrates.ssh import Ssh
+    from dutyfree.substrates.vm.substrate import VmSubstrate
 
 NativeName: TypeAlias = Literal[
     "native",
@@ -52,6 +53,7 @@ BUILT_IN = {
     "native-warm": "dutyfree.substrates.native_warmth:RecipeWarm",
     "docker": "dutyfree.substrates.docker:Docker",
     "oci": "dutyfree.substrates.oci:Oci",
+    "vm": "dutyfree.substrates.vm:Vm",
     "ssh": "dutyfree.substrates.ssh:Ssh",
     "cloud": "dutyfree.substrates.cloud:Cloud",
     "hosted": "dutyfree.substrates.hosted:Hosted",
@@ -137,6 +139,8 @@ def open(name: NativeName, **options: Any) -> AbstractAsyncContextManager[Native
 def open(name: Literal["docker"], **options: Any) -> AbstractAsyncContextManager[DockerSubstrate]: ...
 @overload
 def open(name: Literal["oci"], **options: Any) -> AbstractAsyncContextManager[Oci]: ...
+@overload
+def open(name: Literal["vm"], **options: Any) -> AbstractAsyncContextManager[VmSubstrate]: ...
 @overload
 def open(name: Literal["ssh"], **options: Any) -> AbstractAsyncContextManager[Ssh]: ...
 @overload

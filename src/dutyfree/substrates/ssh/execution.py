@@ -61,7 +61,7 @@ each() {
   for file in $(grep -l "$2" /proc/[0-9]*/environ); do pid=${file#/proc/}; hit "$1" "${pid%/*}"; done
   [ -n "$3" ] && for path in /proc/[0-9]*; do
     case $(readlink "$path/cwd") in
-      "$3"/*) grep -q DUTYFREE_EXEC= "$path/environ" || hit "$1" "${path#/proc/}" ;;
+      "$3" | "$3"/*) grep -q DUTYFREE_EXEC= "$path/environ" || hit "$1" "${path#/proc/}" ;;
     esac
   done
 }
@@ -142,6 +142,11 @@ class ExecSandbox(FilesByCommands):
     @property
     def workdir(self) -> str:
         return f"{self._root}/work"
+
+    @property
+    def strays(self) -> str:
+        """A directory: processes in it are the sandbox's own, also those that dropped their environment."""
+        return self._root
 
     def close(self) -> None:
         """From now on every method raises SandboxClosed."""
@@ -263,7 +268,7 @@ class ExecSandbox(FilesByCommands):
 
         async def _kill(self, received: asyncio.Task[bytes]) -> None:
             """Kill the command and its descendants, and wait for the rest of the output."""
-            alone = self._sandbox._root if self._sandbox._running == 1 else ""
+            alone = self._sandbox.strays if self._sandbox._running == 1 else ""
             script = f'{_KILL}\nkilled "$1" "$2"'
             command = quoted(("/bin/sh", "-c", script, "sh", f"{MARK}={self._mark}", alone))
             with anyio.CancelScope(shield=True), anyio.move_on_after(KILL_SECONDS):

@@ -1,0 +1,219 @@
+"""One machine: boot it, or restore it, until our init in it answers.
+
+The first process of the guest says ``GREETING`` when its disks are mounted, and waits for one message with the
+time, a seed and names. A machine that is to be copied is saved while it waits. So each copy gets its own, however
+late it is restored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import struct
+import time
+
+import anyio
+
+from dutyfree.contract.errors import CreateError, ExecError, SubstrateError
+from dutyfree.engine.sandbox.guest import Guest
+from dutyfree.substrates.vm.config import VmConfig
+from dutyfree.substrates.vm.kernel import seal
+from dutyfree.substrates.vm.qemu import Files, Hardware, Memory, Qemu, Shape
+
+GREETING = b"\0dutyfree\n"
+
+AGAIN = b"?"
+"""Asks the guest for another greeting: it may have been restored since the first one."""
+
+WORD = struct.Struct("<8sQ64s64s32s")
+"""What the guest waits for, as in setup/machine.c."""
+
+ATTEMPTS = 3
+"""Of an emulated machine with several processors: one may meet code that another one is just changing."""
+
+
+class MachineControl:
+    """End one machine. See ``GuestControl``.
+
+    Pausing stops the guest's processes, not the machine: the clock of a stopped machine would stay behind.
+    """
+
+    freezer = False
+
+    def __init__(self, name: str, qemu: Qemu) -> None:
+        self._name = name
+        self.qemu = qemu
+        self._ending: asyncio.Task[None] | None = None
+
+    async def freeze(self) -> None:
+        pass
+
+    async def thaw(self) -> None:
+        pass
+
+    async def responds(self) -> bool:
+        return self.qemu.is_running
+
+    async def explain(self) -> Exception:
+        """Why the stream ended."""
+        await self.qemu.wait()
+        return ExecError(f"the virtual machine of sandbox {self._name} ended: {self.qemu.said}")
+
+    def give_up(self) -> None:
+        """Destroy it, without waiting for the end."""
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().create_task(self.qemu.kill())
+
+    async def destroy(self) -> None:
+        await self.qemu.kill()
+
+
+class Saved:
+    """A machine that waits for its message, in memory. ``upper`` is its disk, or -1."""
+
+    def __init__(self, memory: int, state: int, upper: int) -> None:
+        self._memory = memory
+        self._state = state
+        self.upper = upper
+
+    def memory(self) -> Memory:
+        """For one machine that starts from it. The caller closes the second descriptor."""
+        # QEMU reads from the position of the descriptor, so each one needs its own.
+        return Memory(self._memory, os.open(f"/proc/self/fd/{self._state}", os.O_RDONLY | os.O_CLOEXEC))
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory in use."""
+        return os.fstat(self._memory).st_blocks * 512
+
+    def close(self) -> None:
+        for descriptor in (self._memory, self._state, self.upper):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+class Machines:
+    """Makes machines of one configuration."""
+
+    def __init__(self, config: VmConfig, hardware: Hardware, environment: dict[str, str]) -> None:
+        """``environment`` is that of the QEMU processes."""
+        self._config = config
+        self._hardware = hardware
+        self.environment = environment
+
+    async def boot(self, shape: Shape, files: Files, upper: int, forward: str = "") -> Qemu:
+        """A machine that waits for its message. Raises CreateError."""
+        attempts = ATTEMPTS if self._hardware.accelerator == "tcg" and shape.cpus > 1 else 1
+        for attempt in range(1, attempts + 1):
+            qemu = await self._start(shape, files, upper, None, forward)
+            try:
+                await self._greeted(qemu, b"")
+                return qemu
+            except BaseException as error:
+                await qemu.kill()
+                if not isinstance(error, CreateError) or attempt == attempts:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def save(self, shape: Shape, files: Files, upper: int) -> Saved:
+        """Boot a machine, and save it while it waits. It keeps ``upper``. Raises CreateError."""
+        memory = os.memfd_create("dutyfree-machine", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        state = os.memfd_create("dutyfree-state", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.truncate(memory, shape.memory << 20)
+            qemu = await self._start(shape, files, upper, Memory(memory), "")
+            try:
+                await self._greeted(qemu, b"")
+                await _save(qemu, state)
+            finally:
+                await qemu.kill()
+            # A machine that takes QEMU over could change it for all others.
+            seal(memory)
+            seal(state)
+        except BaseException:
+            os.close(memory)
+            os.close(state)
+            raise
+        return Saved(memory, state, upper)
+
+    async def restore(self, saved: Saved, shape: Shape, files: Files, upper: int, forward: str = "") -> Qemu:
+        """A copy of a saved machine, which waits for its message. Raises CreateError."""
+        memory = saved.memory()
+        try:
+            qemu = await self._start(shape, files, upper, memory, forward)
+        finally:
+            os.close(memory.state)
+        try:
+            await self._greeted(qemu, AGAIN)
+        except BaseException:
+            await qemu.kill()
+            raise
+        return qemu
+
+    async def _start(self, shape: Shape, files: Files, upper: int, memory: Memory | None, forward: str) -> Qemu:
+        return await Qemu.start(
+            self._config, self._hardware, shape, files,
+            environment=self.environment, upper=upper, memory=memory, forward=forward,
+        )  # fmt: skip
+
+    async def _greeted(self, qemu: Qemu, question: bytes) -> None:
+        await greeted(qemu, question, self._config.boot_seconds)
+
+
+async def greeted(qemu: Qemu, question: bytes, seconds: float) -> None:
+    """Wait until the guest waits for its message. Raises CreateError."""
+    loop = asyncio.get_running_loop()
+    received = b""
+    try:
+        with anyio.fail_after(seconds):
+            await loop.sock_sendall(qemu.port, question)
+            while GREETING not in received:
+                data = await loop.sock_recv(qemu.port, 64)
+                if not data:
+                    await qemu.wait()
+                    raise CreateError(f"the virtual machine ended: {qemu.said}")
+                received += data
+    except TimeoutError as error:
+        raise CreateError(
+            f"the virtual machine did not boot within {seconds:g} s: {qemu.said}",
+            remedy="allow more with the option boot_seconds=",
+        ) from error
+    except OSError as error:
+        await qemu.wait()
+        raise CreateError(f"the virtual machine ended: {qemu.said}") from error
+
+
+async def _save(qemu: Qemu, state: int) -> None:
+    """Save everything but the memory, which is in its file already."""
+    await qemu.greet()
+    capabilities = [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]
+    await qemu.request("migrate-set-capabilities", capabilities=capabilities)
+    await qemu.request("getfd", state, fdname="state")
+    await qemu.request("migrate", uri="fd:state")
+    while (status := (await qemu.event("MIGRATION"))["data"]["status"]) != "completed":
+        if status == "failed":
+            raise CreateError(f"QEMU could not save the machine: {qemu.said}")
+
+
+async def ready(qemu: Qemu, name: str, seconds: float) -> Guest:
+    """Send the message, and wait for init. Raises CreateError; then the machine has ended."""
+    control = MachineControl(name, qemu)
+    port, guest = qemu.take_port(), None
+    try:
+        seed, identity = secrets.token_bytes(64), secrets.token_hex(16)
+        word = WORD.pack(b"dutyfree", time.time_ns(), seed, name.encode(), identity.encode())
+        await asyncio.get_running_loop().sock_sendall(port, word)
+        guest = Guest(name, port, control, explain=control.explain)
+        await guest.wait_ready(seconds)
+        return guest
+    except BaseException as error:
+        if guest is None:
+            port.close()
+        else:
+            guest.close()
+        await qemu.kill()
+        if isinstance(error, OSError | SubstrateError) and not isinstance(error, CreateError):
+            raise CreateError(f"the virtual machine of {name} ended: {qemu.said}") from error
+        raise
+

@@ -1,0 +1,347 @@
+"""One QEMU process: its arguments, its start, and requests to it (QMP).
+
+QEMU gets everything as inherited descriptors: the kernel, the disks, the sockets. So it needs no directory and
+no rights to any path. As root it runs with a user id that nothing else has. It ends with this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import socket
+import stat
+import subprocess
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+
+from dutyfree.contract.errors import CreateError, Unavailable
+from dutyfree.substrates.vm.config import VmConfig
+from dutyfree.substrates.vm.kernel import modules
+
+SAID = 4000
+"""Bytes of QEMU's and the guest's messages that are kept."""
+
+REASONS = ("dutyfree-init:", "Kernel panic", "qemu-system")
+"""Lines that say why a machine ended."""
+
+QMP_SECONDS = 60.0
+
+DEVICE = "/dev/kvm"
+
+FIRST_USER, USERS = 0x7D000000, 1 << 24
+"""The range of user ids for QEMU processes."""
+
+COMMAND_LINE = "console=ttyS0 quiet loglevel=4 panic=-1 reboot=t rdinit=/init no_timer_check random.trust_cpu=on"
+EMULATED = "mitigations=off cryptomgr.notests"
+"""For an emulated processor, which speculates nothing."""
+
+
+class Shape(NamedTuple):
+    """What machines have in common that can be restored from each other."""
+
+    memory: int
+    """MiB."""
+    cpus: int
+    pids: int | None
+    upper: str
+    """Bytes of the tmpfs, or "disk"."""
+    network: str
+    """"on", "off", or "ssh": a network that reaches nothing, with a way in."""
+
+
+class Hardware(NamedTuple):
+    """How machines are emulated here."""
+
+    accelerator: str
+    tsc: int
+    """kHz of the processor's time stamp counter."""
+
+
+class Files(NamedTuple):
+    """Descriptors of the files that a machine reads."""
+
+    kernel: int
+    initramfs: int
+    lower: tuple[int, ...]
+    """The uppermost first."""
+
+
+class Memory(NamedTuple):
+    """Memory of a machine in a file, so that others can start from it."""
+
+    descriptor: int
+    state: int = -1
+    """The rest of a saved machine, to restore it; -1 to boot one that will be saved."""
+
+
+def arguments(
+    config: VmConfig,
+    hardware: Hardware,
+    shape: Shape,
+    files: Files,
+    *,
+    port: int,
+    monitor: int,
+    upper: int = -1,
+    memory: Memory | None = None,
+    forward: str = "",
+) -> list[str]:
+    """The command line of QEMU; ``forward`` is a rule for the network "ssh"."""
+    on_pc = config.machine == "pc"
+    emulated = hardware.accelerator == "tcg"
+    suffix = "pci" if on_pc else "device"
+    machine = "pc" if on_pc else "microvm,rtc=on,isa-serial=on,pit=on,pic=on"
+    if memory is not None:
+        machine += ",memory-backend=ram"
+    # Emulated, 16-byte compare and exchange corrupts flags now and then.
+    accelerator, cpu = ("tcg,thread=multi,tb-size=128", "max,cx16=off") if emulated else ("kvm", "host")
+    given = [
+        *(config.program, "-name", "dutyfree", "-nodefaults", "-no-user-config", "-no-reboot"),
+        *("-display", "none", "-M", machine, "-accel", accelerator, "-cpu", cpu),
+        *("-smp", str(shape.cpus), "-m", str(shape.memory)),
+        *("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"),
+        *("-kernel", _path(files.kernel), "-initrd", _path(files.initramfs)),
+        *("-append", _command_line(config, hardware, shape, len(files.lower))),
+        *("-serial", "stdio"),
+        *("-chardev", f"socket,id=monitor,fd={monitor}", "-mon", "chardev=monitor,mode=control"),
+        *("-device", f"virtio-serial-{suffix}"),
+        *("-chardev", f"socket,id=port,fd={port}", "-device", "virtserialport,chardev=port,name=dutyfree"),
+    ]
+    for number, descriptor in enumerate(files.lower):
+        given += _disk(suffix, f"lower{number}", descriptor, ",readonly=on")
+    if upper >= 0:
+        # The machine is gone before the host could be: what it has flushed need not survive that.
+        given += _disk(suffix, "upper", upper, ",cache=writeback,discard=unmap")
+    if shape.network != "off":
+        rules = f",restrict={'on' if shape.network == 'ssh' else 'off'}{forward}"
+        rom = ",romfile=" if on_pc else ""
+        given += ["-netdev", f"user,id=net,ipv6=off{rules}", "-device", f"virtio-net-{suffix},netdev=net{rom}"]
+    if memory is not None:
+        share = "on" if memory.state < 0 else "off"
+        backend = f"size={shape.memory}M,mem-path={_path(memory.descriptor)},share={share}"
+        given += ["-object", f"memory-backend-file,id=ram,{backend}"]
+        if memory.state >= 0:
+            given += ["-incoming", f"fd:{memory.state}"]
+    return given
+
+
+def _path(descriptor: int) -> str:
+    return f"/proc/self/fd/{descriptor}"
+
+
+def _disk(suffix: str, serial: str, descriptor: int, options: str) -> list[str]:
+    drive = f"file={_path(descriptor)},format=raw,if=none,id={serial},file.locking=off{options}"
+    return ["-drive", drive, "-device", f"virtio-blk-{suffix},drive={serial},serial={serial}"]
+
+
+def _command_line(config: VmConfig, hardware: Hardware, shape: Shape, lower: int) -> str:
+    words = [COMMAND_LINE]
+    if hardware.accelerator == "tcg":
+        words.append(f"{EMULATED} tsc_early_khz={hardware.tsc}")
+    words.append(f"dutyfree.modules={','.join(modules(config.machine, network=shape.network != 'off'))}")
+    words.append(f"dutyfree.lower={lower} dutyfree.upper={shape.upper}")
+    if shape.pids is not None:
+        words.append(f"dutyfree.pids={shape.pids}")
+    if shape.network != "off":
+        words.append("dutyfree.network")
+    return " ".join((*words, "-- machine"))
+
+
+class Qemu:
+    """A running QEMU. ``port`` is our end of the guest's virtio port."""
+
+    def __init__(self, process: asyncio.subprocess.Process, port: socket.socket, monitor: socket.socket) -> None:
+        self.process = process
+        self.port = port
+        self._taken = False
+        self._monitor = monitor
+        self._received = b""
+        self._said: deque[bytes] = deque()
+        self._heard = asyncio.Event()
+        self._listening = asyncio.create_task(self._listen())
+
+    @classmethod
+    async def start(
+        cls,
+        config: VmConfig,
+        hardware: Hardware,
+        shape: Shape,
+        files: Files,
+        *,
+        environment: dict[str, str],
+        upper: int = -1,
+        memory: Memory | None = None,
+        forward: str = "",
+    ) -> Qemu:
+        """Raises CreateError, Unavailable."""
+        port, their_port = socket.socketpair()
+        monitor, their_monitor = socket.socketpair()
+        with their_port, their_monitor:
+            try:
+                words = arguments(
+                    config, hardware, shape, files,
+                    port=their_port.fileno(), monitor=their_monitor.fileno(),
+                    upper=upper, memory=memory, forward=forward,
+                )  # fmt: skip
+                given = [files.kernel, files.initramfs, *files.lower, their_port.fileno(), their_monitor.fileno()]
+                given += [upper] if upper >= 0 else []
+                given += [one for one in memory or () if one >= 0]
+                process = await asyncio.create_subprocess_exec(
+                    *_prefix(hardware.accelerator),
+                    *words,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.STDOUT,
+                    pass_fds=given,
+                    env=environment,
+                    start_new_session=True,
+                    cwd="/",
+                )
+            except BaseException as error:
+                port.close()
+                monitor.close()
+                if isinstance(error, FileNotFoundError):
+                    raise Unavailable("vm: there is no setpriv", remedy="install util-linux") from error
+                if isinstance(error, OSError):
+                    raise CreateError(f"QEMU cannot be started: {error.strerror}") from error
+                raise
+        port.setblocking(False)
+        monitor.setblocking(False)
+        return cls(process, port, monitor)
+
+    async def _listen(self) -> None:
+        assert self.process.stdout is not None
+        while data := await self.process.stdout.read(SAID):
+            self._said.append(data)
+            self._heard.set()
+            while sum(map(len, self._said)) > 2 * SAID:
+                self._said.popleft()
+        await self.process.wait()
+        self._heard.set()
+
+    def take_port(self) -> socket.socket:
+        """From now on the caller closes the port."""
+        taken, self._taken = self.port, True
+        return taken
+
+    @property
+    def said(self) -> str:
+        """The last lines of QEMU and of the guest's kernel."""
+        text = b"".join(self._said).decode(errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        # What init says last comes before the kernel's registers.
+        reasons = [line for line in lines if any(word in line for word in REASONS)]
+        return " | ".join((reasons or lines)[-6:])
+
+    async def heard(self) -> None:
+        """Wait until it says more, or has ended."""
+        self._heard.clear()
+        await self._heard.wait()
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.returncode is None
+
+    async def wait(self) -> None:
+        await self.process.wait()
+        await asyncio.wait([self._listening], timeout=1.0)
+
+    async def kill(self) -> None:
+        """End it, and wait until it has ended."""
+        if not self._taken:
+            self.port.close()
+        self._monitor.close()
+        if self.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+        with anyio.CancelScope(shield=True):
+            await self.wait()
+            self._listening.cancel()
+
+    # --- QMP --------------------------------------------------------------------------------------------
+
+    async def greet(self) -> None:
+        """Before the first request. Raises CreateError."""
+        await self._message()
+        await self.request("qmp_capabilities")
+
+    async def request(self, command: str, descriptor: int = -1, **given: Any) -> Any:
+        """Raises CreateError."""
+        line = json.dumps({"execute": command, "arguments": given}).encode() + b"\n"
+        if descriptor >= 0:
+            socket.send_fds(self._monitor, [line], [descriptor])
+        else:
+            await asyncio.get_running_loop().sock_sendall(self._monitor, line)
+        while True:
+            answer = await self._message()
+            if "return" in answer:
+                return answer["return"]
+            if "error" in answer:
+                raise CreateError(f"QEMU refused {command}: {answer['error'].get('desc')}")
+
+    async def forwarded(self) -> int:
+        """The port of this host that leads into the guest. Raises CreateError."""
+        told = await self.request("human-monitor-command", **{"command-line": "info usernet"})
+        for line in told.splitlines():
+            words = line.split()
+            if words and words[0] == "TCP[HOST_FORWARD]":
+                return int(words[3])
+        raise CreateError("QEMU forwards no port into the machine")
+
+    async def event(self, name: str) -> dict[str, Any]:
+        """Wait for an event. Raises CreateError."""
+        while (message := await self._message()).get("event") != name:
+            pass
+        return message
+
+    async def _message(self) -> dict[str, Any]:
+        with anyio.move_on_after(QMP_SECONDS):
+            while b"\n" not in self._received:
+                data = await asyncio.get_running_loop().sock_recv(self._monitor, 1 << 16)
+                if not data:
+                    await self.wait()
+                    raise CreateError(f"QEMU ended: {self.said}")
+                self._received += data
+            line, _, self._received = self._received.partition(b"\n")
+            found: dict[str, Any] = json.loads(line)
+            return found
+        raise CreateError("QEMU does not answer")
+
+
+def version(config: VmConfig) -> str:
+    """Blocks."""
+    done = subprocess.run([config.program, "--version"], capture_output=True, text=True, check=False)
+    return done.stdout.partition("version ")[2].partition(" ")[0]
+
+
+def user_arguments(accelerator: str) -> list[str]:
+    """The user of QEMU, as arguments of setpriv: an id of its own if we are root; none for our own user."""
+    if os.geteuid() != 0:
+        return []
+    groups = "--clear-groups"
+    try:
+        first, _, count = Path("/proc/self/uid_map").read_text().split()[:3]
+        if int(first) > FIRST_USER or int(first) + int(count) < FIRST_USER + USERS:
+            return []
+        if accelerator == "kvm":
+            found = os.stat(DEVICE)
+            if not found.st_mode & stat.S_IWOTH:
+                if not found.st_mode & stat.S_IWGRP:
+                    return []
+                groups = f"--groups={found.st_gid}"
+    except (OSError, ValueError):
+        return []
+    user = str(FIRST_USER + secrets.randbelow(USERS))
+    return [f"--reuid={user}", f"--regid={user}", groups, "--bounding-set=-all"]
+
+
+def _prefix(accelerator: str) -> Sequence[str]:
+    """The death of this process ends it. Whoever takes QEMU over gets no rights, not even ours."""
+    return ["setpriv", "--pdeathsig=KILL", "--no-new-privs", *user_arguments(accelerator), "--"]

@@ -1,0 +1,254 @@
+"""Actions over ssh, as people reach virtual machines: an sshd in the guest, and a session for each action.
+
+QEMU forwards a port of this host's loopback to the guest. If the image has no sshd, a disk with Debian's
+packages lies above its layers; another disk has the keys, which are new for each opening of the substrate.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from dutyfree.contract import Limits
+from dutyfree.contract.abilities import Chunk
+from dutyfree.contract.errors import CreateError, SubstrateError, Unavailable
+from dutyfree.engine.layers.command_defaults import WORKDIR
+from dutyfree.engine.layers.lower_directories import LowerDirectories
+from dutyfree.engine.sandbox.init_sandbox import InitSandbox
+from dutyfree.engine.store.locks import locked
+from dutyfree.substrates.ssh.config import SshConfig
+from dutyfree.substrates.ssh.connection import Connections
+from dutyfree.substrates.ssh.execution import ExecSandbox
+from dutyfree.substrates.vm.disks import Disks
+from dutyfree.substrates.vm.kernel import folder
+from dutyfree.substrates.vm.qemu import Qemu
+
+FORWARD = ",hostfwd=tcp:127.0.0.1:0-:22"
+PLACE = "etc/dutyfree-sshd"
+PROGRAM = "usr/sbin/sshd"
+FILES = "/run/dutyfree"
+"""Where actions keep their output in the guest."""
+
+SETTINGS = f"""
+HostKey /{PLACE}/host_key
+AuthorizedKeysFile /{PLACE}/user_key.pub
+PidFile none
+StrictModes no
+UsePAM no
+UseDNS no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin yes
+MaxSessions 100
+MaxStartups 100
+PrintMotd no
+PrintLastLog no
+"""
+START = f"mkdir -p /run/sshd {FILES} && exec /{PROGRAM} -D -e -f /{PLACE}/sshd_config"
+LISTENS = b"Server listening on 0.0.0.0"
+START_SECONDS = 60.0
+
+USER = "sshd:x:74:65534:sshd:/run/sshd:/usr/sbin/nologin"
+"""Without rights; sshd runs as this user before the login."""
+
+
+class SshdSandbox(ExecSandbox):
+    """A machine; every action is an ssh session."""
+
+    @property
+    def workdir(self) -> str:
+        return WORKDIR
+
+    @property
+    def strays(self) -> str:
+        return WORKDIR
+
+
+class Keys:
+    """The keys of one opening, and how sandboxes are reached with them."""
+
+    def __init__(self, directory: Path, disks: Disks, environment: dict[str, str]) -> None:
+        """``environment`` is that of the ssh processes."""
+        self._directory = directory
+        self._disks = disks
+        self._environment = environment
+        self._made: dict[LowerDirectories, tuple[int, ...]] = {}
+        self._lock = anyio.Lock()
+
+    async def disks(self, found: LowerDirectories) -> tuple[int, ...]:
+        """The disks to put above the layers of a recipe. Raises CreateError."""
+        key = found._replace(defaults=None)  # type: ignore[arg-type]
+        async with self._lock:
+            if key not in self._made:
+                self._made[key] = await anyio.to_thread.run_sync(self._layers, found)
+            return self._made[key]
+
+    def _layers(self, found: LowerDirectories) -> tuple[int, ...]:
+        own = Path(tempfile.mkdtemp(prefix="keys-", dir=self._directory))
+        own.chmod(0o755)
+        place = own / PLACE
+        place.mkdir(parents=True)
+        for name in ("host_key", "user_key.pub"):
+            shutil.copy(self._directory / name, place / name)
+        (place / "sshd_config").write_text(SETTINGS)
+        users = _read(found, "etc/passwd").decode(errors="surrogateescape")
+        if "\nsshd:" not in users:
+            users = f"{users.rstrip()}\n{USER}\n".lstrip()
+        (own / "etc/passwd").write_text(users, errors="surrogateescape")
+        disk = self._disks.private(own)
+        return (disk,) if _has(found, PROGRAM) else (disk, _packages(found, self._disks))
+
+    @asynccontextmanager
+    async def reached(
+        self, inside: InitSandbox, qemu: Qemu, environment: Mapping[str, str], limits: Limits
+    ) -> AsyncIterator[SshdSandbox]:
+        """Start sshd in a machine, and connect. Raises CreateError."""
+        sockets = self._directory / inside.id
+        connections: Connections | None = None
+        try:
+            await anyio.to_thread.run_sync(partial(sockets.mkdir, mode=0o700))
+            await qemu.greet()
+            config = await self._configured(await qemu.forwarded(), sockets)
+            await _listening(inside)
+            connections = Connections(config, sockets, self._environment)
+            try:
+                await connections.machine()
+                code, _, said = await connections.run(f"mkdir -p {FILES}/{inside.id}")
+            except Unavailable as error:
+                raise CreateError(error.message, remedy=error.remedy) from error
+            if code:
+                raise CreateError(f"sshd in {inside.id} does not run commands: {said}")
+            yield SshdSandbox(inside.id, connections, FILES, config, environment, limits)
+        finally:
+            with anyio.CancelScope(shield=True):
+                inside.abandon()
+                await qemu.kill()
+                if connections is not None:
+                    await connections.close()
+                await anyio.to_thread.run_sync(partial(shutil.rmtree, sockets, ignore_errors=True))
+
+    async def _configured(self, port: int, sockets: Path) -> SshConfig:
+        key = (await anyio.Path(self._directory / "host_key.pub").read_text()).split()[:2]
+        known = sockets / "known_hosts"
+        await anyio.Path(known).write_text(f"[127.0.0.1]:{port} {' '.join(key)}\n")
+        return SshConfig(
+            host="root@127.0.0.1",
+            port=port,
+            identity=str(self._directory / "user_key"),
+            config="none",
+            options=(f"UserKnownHostsFile={known}", "IdentitiesOnly=yes", "StrictHostKeyChecking=yes"),
+            actions="exec",
+            sessions=90,
+            connect_seconds=START_SECONDS,
+        )
+
+
+async def prepare(directory: Path, disks: Disks, environment: dict[str, str]) -> Keys:
+    """Make new keys in a directory. Raises Unavailable."""
+    for name in ("host_key", "user_key"):
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(directory / name)]
+        try:
+            await anyio.run_process(command)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise Unavailable(
+                f"vm: ssh-keygen failed: {error}", remedy="apt-get install openssh-client"
+            ) from error
+    return Keys(directory, disks, environment)
+
+
+async def _listening(inside: InitSandbox) -> None:
+    """Start sshd by init. Raises CreateError."""
+    said = b""
+    try:
+        with anyio.fail_after(START_SECONDS):
+            process = await inside.start(START, cwd="/")
+            async for chunk in process.output():
+                if isinstance(chunk, Chunk):
+                    said += chunk.data
+                if LISTENS in said:
+                    return
+    except TimeoutError:
+        said += b" (no answer in time)"
+    except SubstrateError as error:
+        raise CreateError(f"sshd in {inside.id} did not start: {error}") from error
+    raise CreateError(f"sshd in {inside.id} did not start: {said.decode(errors='replace').strip()}")
+
+
+# --- The packages -----------------------------------------------------------------------------------------
+
+
+def _find(found: LowerDirectories, name: str) -> Path | None:
+    """The file of the uppermost layer that has it."""
+    return next((path / name for path in found.paths if (path / name).is_file()), None)
+
+
+def _has(found: LowerDirectories, name: str) -> bool:
+    return _find(found, name) is not None
+
+
+def _read(found: LowerDirectories, name: str) -> bytes:
+    path = _find(found, name)
+    return b"" if path is None else path.read_bytes()
+
+
+def _packages(found: LowerDirectories, disks: Disks) -> int:
+    """A disk with what the image lacks to run sshd, of this host's Debian. Blocks. Raises CreateError."""
+    status = _find(found, "var/lib/dpkg/status")
+    if status is None:
+        raise CreateError("the image has no sshd, and is not of Debian", remedy='use actions="init"')
+    key = hashlib.sha256(status.read_bytes()).hexdigest()[:32]
+    name = f"sshd-{key}"
+    target = folder() / "disks" / f"{name}.ext4"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists():
+        return disks.named(name, target)
+    with locked(folder() / "lock", fcntl.LOCK_EX):
+        scratch = Path(tempfile.mkdtemp(prefix="fetch-", dir=folder()))
+        try:
+            archives = scratch / "archives"
+            (archives / "partial").mkdir(parents=True)
+            settings = (
+                f"Dir::State::status={status}",
+                f"Dir::Cache::archives={archives}",
+                "Debug::NoLocking=1",
+                "APT::Sandbox::User=root",
+                "APT::Install-Recommends=0",
+            )
+            command = ["apt-get", "-qq", "-y", "--download-only", "install", "openssh-server"]
+            command[1:1] = [word for setting in settings for word in ("-o", setting)]
+            _run(command)
+            files = scratch / "files"
+            files.mkdir(mode=0o755)
+            for archive in sorted(archives.glob("*.deb")):
+                _run(["dpkg-deb", "-x", str(archive), str(files)])
+            for part in ("usr/share/doc", "usr/share/man", "lib/systemd", "etc/init.d"):
+                shutil.rmtree(files / part, ignore_errors=True)
+            return disks.named(name, files)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _run(command: list[str]) -> None:
+    """Raises CreateError."""
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    try:
+        done = subprocess.run(command, capture_output=True, check=False, env=environment)
+    except FileNotFoundError as error:
+        raise CreateError(f"there is no {command[0]}, which fetches sshd for the image") from error
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise CreateError(
+            f"openssh-server cannot be fetched for the image: {said}",
+            remedy='apt-get update; or use actions="init"',
+        )

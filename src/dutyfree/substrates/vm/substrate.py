@@ -1,0 +1,388 @@
+"""The substrate ``vm``: opening it, and creating a virtual machine for each sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any, ClassVar, NamedTuple
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from dutyfree import study_image
+from dutyfree.contract import Availability, Limits, Recipe, Span, limited
+from dutyfree.contract.errors import CreateError, Unavailable
+from dutyfree.contract.substrate import refuse_second_entry
+from dutyfree.engine.host.file_system import storage_fact
+from dutyfree.engine.launcher.client import BINARY
+from dutyfree.engine.layers import run_stage
+from dutyfree.engine.layers.lower_directories import DirectoryLayers, LowerDirectories
+from dutyfree.engine.sandbox.init_sandbox import InitSandbox
+from dutyfree.substrates.local.lifecycle import closing
+from dutyfree.substrates.local.reaper import Reaper, remove_tree
+from dutyfree.substrates.native import Native, NativeConfig
+from dutyfree.substrates.vm import accelerator, kernel, sshd
+from dutyfree.substrates.vm.config import VmConfig
+from dutyfree.substrates.vm.disks import MOST, Disks, copied
+from dutyfree.substrates.vm.machine import Machines, Saved, ready
+from dutyfree.substrates.vm.qemu import Files, Hardware, Qemu, Shape, user_arguments, version
+
+PREFIX = "dutyfree-vm-"
+HOST = "10.0.2.2"
+"""The host's loopback in QEMU's user network."""
+
+LEAST_MEMORY = 128 << 20
+STUDY = "study"
+
+
+class _Kind(NamedTuple):
+    """Machines of one kind can be restored from each other."""
+
+    shape: Shape
+    disk: int | None
+    lower: tuple[int, ...]
+
+
+class Vm:
+    """The provider of ``vm``: entering it gives a VmSubstrate."""
+
+    summary: ClassVar[str] = "a virtual machine of QEMU per sandbox, booted or restored"
+    Config: ClassVar[type[msgspec.Struct]] = VmConfig
+
+    def __init__(self, config: VmConfig | None = None) -> None:
+        self._config = config or VmConfig()
+        self._stack = AsyncExitStack()
+        self._is_open = False
+
+    @classmethod
+    async def probe(cls, config: VmConfig) -> Availability:
+        try:
+            await anyio.to_thread.run_sync(_require, config)
+        except Unavailable as error:
+            return Availability(False, error.message, error.remedy)
+        found = await Native.probe(NativeConfig())
+        if not found.available:
+            return Availability(False, f"its disks are made by native: {found.detail}", found.remedy)
+        held = await anyio.to_thread.run_sync(kernel.found)
+        state = f"kernel {held.version}" if held else f"{kernel.PACKAGE} will be downloaded"
+        return Availability(True, f"QEMU, machine {config.machine}; {state}")
+
+    async def __aenter__(self) -> VmSubstrate:
+        refuse_second_entry(self._is_open, "vm")
+        async with AsyncExitStack() as stack:
+            opened = await stack.enter_async_context(_opened(self._config))
+            self._stack = stack.pop_all()
+        self._is_open = True
+        return opened
+
+    async def __aexit__(self, *details: Any) -> bool | None:
+        self._is_open = False
+        return await self._stack.__aexit__(*details)
+
+
+def _require(config: VmConfig) -> None:
+    """Raises Unavailable."""
+    if os.uname().machine != "x86_64":
+        raise Unavailable("vm: the machines are of x86_64, and this host is not", remedy="run it there")
+    if os.geteuid() != 0:
+        raise Unavailable("vm: only root can make its disks of layers", remedy="run as root")
+    if not BINARY.exists():
+        raise Unavailable(f"{BINARY} is missing", remedy="install a C compiler, and dutyfree again")
+    search = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    for program, package in ((config.program, "qemu-system-x86"), ("mke2fs", "e2fsprogs"), ("setpriv", "util-linux")):
+        if shutil.which(program, path=search) is None:
+            raise Unavailable(f"vm: there is no {program}", remedy=f"on Debian as root: apt-get install {package}")
+
+
+@asynccontextmanager
+async def _opened(config: VmConfig) -> AsyncIterator[VmSubstrate]:
+    await anyio.to_thread.run_sync(_require, config)
+    image = config.image
+    if image == STUDY:
+        image = str((await study_image.build(choose=False)).tar)
+    async with AsyncExitStack() as stack:
+        directory = stack.enter_context(_directory())
+        native = await stack.enter_async_context(Native(NativeConfig(image=image)))
+        scratch = directory / "layers"
+        await anyio.to_thread.run_sync(partial(scratch.mkdir, mode=0o700))
+        layers = native.node.directories(scratch)
+        stack.push_async_callback(layers.close)
+        yield await stack.enter_async_context(opened_on(config, layers, directory))
+
+
+@contextlib.contextmanager
+def _directory() -> Iterator[Path]:
+    """A directory of this opening, removed in any case. The reaper also ends its processes."""
+    path = Path(tempfile.gettempdir(), f"{PREFIX}{secrets.token_hex(8)}")
+    # The reaper starts before the directory exists, so neither it nor a process outlives this one.
+    reaper = Reaper(directory=str(path), marker=_mark(path))
+    try:
+        path.mkdir(mode=0o700)
+        yield path
+    finally:
+        with contextlib.suppress(OSError):
+            remove_tree(str(path))
+        reaper.dismiss()
+
+
+def _mark(directory: Path) -> str:
+    """The environment entry, ``NAME=value``, of every process of an opening."""
+    return f"DUTYFREE_OWNER={directory.name}"
+
+
+@asynccontextmanager
+async def opened_on(config: VmConfig, layers: DirectoryLayers, directory: Path) -> AsyncIterator[VmSubstrate]:
+    """The substrate on layers that the caller opened. ``directory`` and marked processes are the caller's.
+
+    Raises Unavailable.
+    """
+    await anyio.to_thread.run_sync(_require, config)
+    held = await anyio.to_thread.run_sync(kernel.fetch)
+    disks = Disks()
+    descriptors: list[int] = []
+    try:
+        descriptors.append(os.open(held.image, os.O_RDONLY | os.O_CLOEXEC))
+        archive = await anyio.to_thread.run_sync(held.initramfs)
+        descriptors.append(kernel.in_memory("dutyfree-initramfs", archive))
+        files = Files(descriptors[0], descriptors[1], ())
+        hardware, reason = await accelerator.hardware(config, files)
+        name, _, value = _mark(directory).partition("=")
+        machines = Machines(config, hardware, {**os.environ, name: value})
+        keys = None
+        if config.actions == "exec":
+            keys = await sshd.prepare(directory, disks, machines.environment)
+        opened = VmSubstrate(config, layers, machines, files, disks, (hardware, reason), held, keys)
+        try:
+            yield opened
+        finally:
+            with anyio.CancelScope(shield=True):
+                await opened.close()
+    finally:
+        disks.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+class VmSubstrate:
+    """An open substrate."""
+
+    name = "vm"
+    host_address = HOST
+
+    def __init__(
+        self,
+        config: VmConfig,
+        layers: DirectoryLayers,
+        machines: Machines,
+        files: Files,
+        disks: Disks,
+        hardware: tuple[Hardware, str],
+        held: kernel.Kernel,
+        keys: sshd.Keys | None,
+    ) -> None:
+        """``files`` has no disks; ``keys`` are for ``actions="exec"``."""
+        self._config = config
+        self._layers = layers
+        self._machines = machines
+        self._files = files
+        self._disks = disks
+        self._hardware, self._reason = hardware
+        self._kernel = held
+        self._keys = keys
+        self._opening = f"vm-{secrets.token_hex(4)}"
+        self._numbers = itertools.count(1)
+        self._saved: dict[_Kind, Saved] = {}
+        self._locks: dict[_Kind, anyio.Lock] = {}
+        self._living: set[str] = set()
+
+    async def close(self) -> None:
+        for saved in self._saved.values():
+            saved.close()
+        self._saved.clear()
+
+    # --- Sandboxes --------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def sandbox(
+        self,
+        recipe: Recipe | None = None,
+        *,
+        limits: Limits | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[InitSandbox | sshd.SshdSandbox]:
+        del labels  # nothing that could carry them outlives the sandbox
+        recipe, given = recipe or Recipe(), limited(limits, Limits())
+        self._refuse(recipe, given)
+        merged = self._merged(given)
+        shape = self._shape(merged)
+        begun = perf_counter()
+        async with self._layers.open(recipe) as found:
+            kind = _Kind(shape, merged.disk, await self._lower(found))
+            marks = [("layers", perf_counter())]
+            name = f"{self._opening}-{next(self._numbers)}"
+            qemu = await self._machine(kind, marks)
+            guest = await ready(qemu, name, self._config.boot_seconds)
+            marks.append(("ready", perf_counter()))
+            sandbox = guest.sandbox(found.defaults, given)
+            self._living.add(name)
+            try:
+                async with closing(sandbox):
+                    async with self._reached(sandbox, qemu, found, given) as reached:
+                        if reached is not sandbox:
+                            marks.append(("sshd", perf_counter()))
+                        reached.spans = _spans(begun, marks)
+                        try:
+                            yield reached
+                        finally:
+                            reached.close() if isinstance(reached, sshd.SshdSandbox) else reached.abandon()
+            finally:
+                self._living.discard(name)
+
+    async def _lower(self, found: LowerDirectories) -> tuple[int, ...]:
+        lower = await anyio.to_thread.run_sync(self._disks.lower, found)
+        if self._keys is not None:
+            lower = (*await self._keys.disks(found), *lower)
+        if len(lower) > MOST:
+            raise CreateError(
+                f"vm: the recipe has {len(lower)} layers, and a machine at most {MOST} disks",
+                remedy="use fewer stages, or an image with fewer layers",
+            )
+        return lower
+
+    async def _machine(self, kind: _Kind, marks: list[tuple[str, float]]) -> Qemu:
+        """A machine whose first process waits for its message. Raises CreateError."""
+        files = self._files._replace(lower=kind.lower)
+        forward = "" if self._keys is None else sshd.FORWARD
+        saved = await self._save(kind, files) if self._config.restore else None
+        upper = -1
+        try:
+            if saved is not None:
+                if saved.upper >= 0:
+                    upper = await anyio.to_thread.run_sync(copied, saved.upper)
+                marks.append(("disk", perf_counter()))
+                qemu = await self._machines.restore(saved, kind.shape, files, upper, forward)
+                marks.append(("restore", perf_counter()))
+            else:
+                upper = await self._upper(kind)
+                marks.append(("disk", perf_counter()))
+                qemu = await self._machines.boot(kind.shape, files, upper, forward)
+                marks.append(("boot", perf_counter()))
+        finally:
+            if upper >= 0:
+                os.close(upper)
+        return qemu
+
+    async def _upper(self, kind: _Kind) -> int:
+        if kind.shape.upper != "disk":
+            return -1
+        assert kind.disk is not None
+        return await anyio.to_thread.run_sync(self._disks.upper, kind.disk)
+
+    async def _save(self, kind: _Kind, files: Files) -> Saved:
+        """The saved machine of a kind, booted if there is none yet. Raises CreateError."""
+        async with self._locks.setdefault(kind, anyio.Lock()):
+            if kind not in self._saved:
+                upper = await self._upper(kind)
+                try:
+                    self._saved[kind] = await self._machines.save(kind.shape, files, upper)
+                except BaseException:
+                    if upper >= 0:
+                        os.close(upper)
+                    raise
+            return self._saved[kind]
+
+    @asynccontextmanager
+    async def _reached(
+        self, sandbox: InitSandbox, qemu: Qemu, found: LowerDirectories, limits: Limits
+    ) -> AsyncIterator[InitSandbox | sshd.SshdSandbox]:
+        """The sandbox as the option ``actions`` says."""
+        if self._keys is None:
+            yield sandbox
+            return
+        async with self._keys.reached(sandbox, qemu, found.defaults.environment, limits) as over_ssh:
+            yield over_ssh
+
+    def _refuse(self, recipe: Recipe, limits: Limits) -> None:
+        """Raises CreateError."""
+        run_stage.refuse_services(recipe, self.name)
+        if recipe.isolation is not None:
+            raise CreateError("vm isolates by a machine, and the recipe asks for other isolation")
+        if limits.network not in (None, "off", "on"):
+            raise CreateError("vm has no list of allowed hosts", remedy='use network="on" or "off", or native')
+        if limits.cpus is not None and limits.cpus != math.ceil(limits.cpus):
+            raise CreateError(f"vm gives whole processors, not {limits.cpus:g}", remedy="round cpus up")
+        if limits.memory is not None and limits.memory < LEAST_MEMORY:
+            raise CreateError(f"no machine boots with {limits.memory >> 20} MB", remedy="memory of 128M or more")
+
+    def _merged(self, limits: Limits) -> Limits:
+        """With the option ``limits`` for what a request leaves out."""
+        usual = {
+            name: getattr(self._config.limits, name)
+            for name in ("cpus", "memory", "pids", "disk", "network")
+            if getattr(limits, name) is None
+        }
+        return msgspec.structs.replace(limits, **usual)
+
+    def _shape(self, limits: Limits) -> Shape:
+        memory = (limits.memory or LEAST_MEMORY) >> 20
+        upper = "disk"
+        if self._config.storage == "memory":
+            upper = str(min(limits.disk or memory << 20, memory << 19))
+        network = limits.network if limits.network == "on" else "off"
+        if network == "off" and self._keys is not None:
+            network = "ssh"
+        return Shape(memory, math.ceil(limits.cpus or 1), limits.pids, upper, network)
+
+    async def prepare(self, recipe: Recipe | None = None) -> None:
+        recipe = recipe or Recipe()
+        self._refuse(recipe, Limits())
+        async with self._layers.open(recipe) as found:
+            lower = await self._lower(found)
+            if self._config.restore:
+                merged = self._merged(Limits())
+                kind = _Kind(self._shape(merged), merged.disk, lower)
+                await self._save(kind, self._files._replace(lower=lower))
+
+    async def sandboxes(self) -> list[str]:
+        return sorted(self._living)
+
+    async def facts(self) -> dict[str, str]:
+        config = self._config
+        facts = {
+            "isolation": "virtual machine",
+            "machine": config.machine,
+            "accelerator": self._hardware.accelerator,
+            "created by": "restore" if config.restore else "boot",
+            "actions": config.actions,
+            "kernel": self._kernel.version,
+            "image": config.image,
+            "storage": "memory (tmpfs of the guest)",
+            "enforces": "cpu, memory, pids",
+            "user": "own" if user_arguments(self._hardware.accelerator) else "that of this process",
+        }
+        if self._reason:
+            facts["without kvm"] = self._reason
+        if config.storage == "disk":
+            facts["storage"] = await anyio.to_thread.run_sync(storage_fact, kernel.folder(), "ext4 of the guest")
+        facts["qemu"] = await anyio.to_thread.run_sync(version, config)
+        async with self.sandbox() as sandbox:
+            return facts | await run_stage.tools(sandbox)
+
+
+def _spans(begun: float, marks: list[tuple[str, float]]) -> tuple[Span, ...]:
+    spans, last = [], begun
+    for name, end in marks:
+        spans.append(Span(name, last - begun, end - last))
+        last = end
+    return tuple(spans)
