@@ -73,22 +73,17 @@ class Saved:
     """A machine that waits for its message, in memory. ``upper`` is its disk, or -1."""
 
     def __init__(self, memory: int, state: int, upper: int) -> None:
-        self._memory = memory
-        self._state = state
+        self.memory = memory
+        self.state = state
         self.upper = upper
-
-    def memory(self) -> Memory:
-        """For one machine that starts from it. The caller closes the second descriptor."""
-        # QEMU reads from the position of the descriptor, so each one needs its own.
-        return Memory(self._memory, os.open(f"/proc/self/fd/{self._state}", os.O_RDONLY | os.O_CLOEXEC))
 
     @property
     def size(self) -> int:
         """Bytes of memory in use."""
-        return os.fstat(self._memory).st_blocks * 512
+        return os.fstat(self.memory).st_blocks * 512
 
     def close(self) -> None:
-        for descriptor in (self._memory, self._state, self.upper):
+        for descriptor in (self.memory, self.state, self.upper):
             if descriptor >= 0:
                 os.close(descriptor)
 
@@ -122,7 +117,7 @@ class Machines:
         state = os.memfd_create("dutyfree-state", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.truncate(memory, shape.memory << 20)
-            qemu = await self._start(shape, files, upper, Memory(memory), "")
+            qemu = await self._start(shape, files, upper, Memory(memory, restored=False), "")
             try:
                 await self._greeted(qemu, b"")
                 await _save(qemu, state)
@@ -139,12 +134,9 @@ class Machines:
 
     async def restore(self, saved: Saved, shape: Shape, files: Files, upper: int, forward: str = "") -> Qemu:
         """A copy of a saved machine, which waits for its message. Raises CreateError."""
-        memory = saved.memory()
+        qemu = await self._start(shape, files, upper, Memory(saved.memory, restored=True), forward)
         try:
-            qemu = await self._start(shape, files, upper, memory, forward)
-        finally:
-            os.close(memory.state)
-        try:
+            await _load(qemu, saved.state)
             await self._greeted(qemu, AGAIN)
         except BaseException:
             await qemu.kill()
@@ -186,14 +178,28 @@ async def greeted(qemu: Qemu, question: bytes, seconds: float) -> None:
 
 async def _save(qemu: Qemu, state: int) -> None:
     """Save everything but the memory, which is in its file already."""
-    await qemu.greet()
-    capabilities = [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]
-    await qemu.request("migrate-set-capabilities", capabilities=capabilities)
-    await qemu.request("getfd", state, fdname="state")
+    await _prepare(qemu, state)
     await qemu.request("migrate", uri="fd:state")
     while (status := (await qemu.event("MIGRATION"))["data"]["status"]) != "completed":
         if status == "failed":
             raise CreateError(f"QEMU could not save the machine: {qemu.said}")
+
+
+async def _load(qemu: Qemu, state: int) -> None:
+    # QEMU reads from the position of the descriptor, so each one needs its own.
+    own = os.open(f"/proc/self/fd/{state}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        await _prepare(qemu, own)
+    finally:
+        os.close(own)
+    await qemu.request("migrate-incoming", uri="fd:state")
+
+
+async def _prepare(qemu: Qemu, state: int) -> None:
+    await qemu.greet()
+    capabilities = [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]
+    await qemu.request("migrate-set-capabilities", capabilities=capabilities)
+    await qemu.request("getfd", state, fdname="state")
 
 
 async def ready(qemu: Qemu, name: str, seconds: float) -> Guest:

@@ -74,11 +74,11 @@ class Files(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Memory of a machine in a file, so that others can start from it."""
+    """Memory of a machine in a file."""
 
     descriptor: int
-    state: int = -1
-    """The rest of a saved machine, to restore it; -1 to boot one that will be saved."""
+    restored: bool
+    """Whether the machine starts from it, with copy on write; else it is booted in it, to be saved."""
 
 
 def arguments(
@@ -124,11 +124,11 @@ def arguments(
         rom = ",romfile=" if on_pc else ""
         given += ["-netdev", f"user,id=net,ipv6=off{rules}", "-device", f"virtio-net-{suffix},netdev=net{rom}"]
     if memory is not None:
-        share = "on" if memory.state < 0 else "off"
+        share = "off" if memory.restored else "on"
         backend = f"size={shape.memory}M,mem-path={_path(memory.descriptor)},share={share}"
         given += ["-object", f"memory-backend-file,id=ram,{backend}"]
-        if memory.state >= 0:
-            given += ["-incoming", f"fd:{memory.state}"]
+        if memory.restored:
+            given += ["-incoming", "defer"]
     return given
 
 
@@ -192,7 +192,7 @@ class Qemu:
                 )  # fmt: skip
                 given = [files.kernel, files.initramfs, *files.lower, their_port.fileno(), their_monitor.fileno()]
                 given += [upper] if upper >= 0 else []
-                given += [one for one in memory or () if one >= 0]
+                given += [memory.descriptor] if memory is not None else []
                 process = await asyncio.create_subprocess_exec(
                     *_prefix(hardware.accelerator),
                     *words,

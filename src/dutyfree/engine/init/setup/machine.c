@@ -225,6 +225,7 @@ static int enter_root(void)
 	symlink("/proc/self/fd/0", "/dev/stdin");
 	symlink("/proc/self/fd/1", "/dev/stdout");
 	symlink("/proc/self/fd/2", "/dev/stderr");
+	rmdir("/lost+found"); /* of the disks */
 	mkdir("/tmp", 01777);
 	chmod("/tmp", 01777);
 	mkdir(WORK, 0755);
