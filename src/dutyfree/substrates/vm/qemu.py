@@ -163,6 +163,7 @@ class Qemu:
         self._taken = False
         self._monitor = monitor
         self._received = b""
+        self._greeted = False
         self._said: deque[bytes] = deque()
         self._heard = asyncio.Event()
         self._listening = asyncio.create_task(self._listen())
@@ -269,8 +270,10 @@ class Qemu:
 
     async def greet(self) -> None:
         """Before the first request. Raises CreateError."""
-        await self._message()
-        await self.request("qmp_capabilities")
+        if not self._greeted:
+            self._greeted = True
+            await self._message()
+            await self.request("qmp_capabilities")
 
     async def request(self, command: str, descriptor: int = -1, **given: Any) -> Any:
         """Raises CreateError."""

@@ -21,7 +21,6 @@ import anyio
 import anyio.to_thread
 
 from dutyfree.contract import Limits
-from dutyfree.contract.abilities import Chunk
 from dutyfree.contract.errors import CreateError, SubstrateError, Unavailable
 from dutyfree.engine.layers.command_defaults import WORKDIR
 from dutyfree.engine.layers.lower_directories import LowerDirectories
@@ -173,9 +172,8 @@ async def _listening(inside: InitSandbox) -> None:
     try:
         with anyio.fail_after(START_SECONDS):
             process = await inside.start(START, cwd="/")
-            async for chunk in process.output():
-                if isinstance(chunk, Chunk):
-                    said += chunk.data
+            async for piece in process.output():
+                said += piece.data
                 if LISTENS in said:
                     return
     except TimeoutError:
@@ -232,8 +230,13 @@ def _packages(found: LowerDirectories, disks: Disks) -> int:
             files.mkdir(mode=0o755)
             for archive in sorted(archives.glob("*.deb")):
                 _run(["dpkg-deb", "-x", str(archive), str(files)])
-            for part in ("usr/share/doc", "usr/share/man", "lib/systemd", "etc/init.d"):
+            for part in ("usr/share", "lib/systemd", "etc/init.d"):
                 shutil.rmtree(files / part, ignore_errors=True)
+            for part in ("bin", "lib", "lib64", "sbin"):
+                # A directory would hide the image's link to usr.
+                if (files / part).is_dir() and any((path / part).is_symlink() for path in found.paths):
+                    shutil.copytree(files / part, files / "usr" / part, symlinks=True, dirs_exist_ok=True)
+                    shutil.rmtree(files / part)
             return disks.named(name, files)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
