@@ -131,6 +131,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"the disk of {tempfile.gettempdir()} is 90 % full; to enable it: free some space")
     if item.get_closest_marker("docker") and not (found := probed("docker")).available:
         pytest.skip(f"docker: {found.detail}; to enable it: scripts/docker-engine start")
+    if item.get_closest_marker("vm") and not (found := probed("vm")).available:
+        pytest.skip(f"vm: {found.detail}; to enable it: {found.remedy}")
 
 
 @pytest.fixture

@@ -30,6 +30,9 @@ from dutyfree.engine.store.store import Store
 from dutyfree.substrates.bare import substrate as bare
 from dutyfree.substrates.local.reaper import remove_tree
 from dutyfree.substrates.oci import gc as oci
+from dutyfree.substrates.vm import disks as vm_disks
+from dutyfree.substrates.vm import kernel as vm_kernel
+from dutyfree.substrates.vm import substrate as vm
 
 DYING_SECONDS = 10.0
 """How long the kernel may take to end killed processes."""
@@ -63,6 +66,7 @@ def _local(spare: int, dry_run: bool) -> Iterator[Leftover]:
     yield from _unlocked("build of the study's image", study_image.folder(), "lock", "build-*", dry_run)
     yield from _unlocked("build of the fixture", cache, "fixture.lock", "fixture-making-*", dry_run)
     yield from _layers(spare, dry_run)
+    yield from _machines(dry_run)
 
 
 # --- Control groups ------------------------------------------------------------------------------------
@@ -145,6 +149,16 @@ def _layers(spare: int, dry_run: bool) -> Iterator[Leftover]:
             yield Leftover("layers", f"{done.layers} in {store.root}", done.size)
         if done.half:
             yield Leftover("unfinished layers", f"in {store.root}", done.half)
+
+
+def _machines(dry_run: bool) -> Iterator[Leftover]:
+    """What killed users of virtual machines left, and the disks of layers that no machine uses now."""
+    for path in vm.leftovers():
+        yield _removed("directory of vm", path, lambda path: remove_tree(str(path)), dry_run)
+    yield from _unlocked("download of vm", vm_kernel.folder(), "lock", "fetch-*", dry_run)
+    yield from _unlocked("unfinished disk of vm", vm_kernel.folder() / "disks", "lock", "making-*", dry_run)
+    for path in vm_disks.unused():
+        yield _removed("disk of vm", path, Path.unlink, dry_run)
 
 
 def _removed(kind: str, path: Path, remove: Callable[[Path], None], dry_run: bool) -> Leftover:

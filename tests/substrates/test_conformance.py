@@ -52,6 +52,8 @@ SUBSTRATES = [
         for runtime in ("crun", "runc", "runsc")
         for actions in ("init", "exec")
     ),
+    pytest.param("vm restore=true", marks=[pytest.mark.vm, pytest.mark.slow], id="vm"),
+    pytest.param("vm restore=true actions=exec", marks=[pytest.mark.vm, pytest.mark.slow], id="vm-exec"),
     pytest.param("ssh", marks=pytest.mark.slow),
     pytest.param("ssh actions=exec", marks=pytest.mark.slow, id="ssh-exec"),
     pytest.param("cloud", marks=pytest.mark.slow),

@@ -40,9 +40,10 @@ def distribution(tmp_path, monkeypatch):
 
 def test_ours_are_known():
     assert substrates.names()[:2] == ("bare", "native")
-    assert substrates.names()[8:16] == (
+    assert substrates.names()[8:17] == (
         "docker",
         "oci",
+        "vm",
         "ssh",
         "cloud",
         "hosted",

@@ -13,6 +13,7 @@ import anyio
 
 from dutyfree.contract import Limits
 from dutyfree.contract.errors import CreateError, SandboxGone, SubstrateError
+from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import Frame
 from dutyfree.engine.layers.command_defaults import CommandDefaults
 from dutyfree.engine.sandbox.init_sandbox import InitSandbox
@@ -68,6 +69,11 @@ class Guest:
         """Whether init answers. Raises SubstrateError, SandboxGone."""
         answer = await self._channel.ask(Frame.PING, b"", timeout=0.0)
         return answer.done.result() == 0
+
+    async def ran_out_of_memory(self) -> bool:
+        """Whether a memory limit has killed a process that no answer has told. Raises SubstrateError."""
+        answer = await self._channel.ask(Frame.PING, b"", timeout=0.0)
+        return b"".join(answer.data) != bytes(protocol.NUMBER.size)
 
     def sandbox(self, known: CommandDefaults, limits: Limits) -> InitSandbox:
         lifecycle = Lifecycle(self._name, self._channel, self._control)

@@ -54,12 +54,13 @@ TEXT_MAX = 120 << 10
 TOOL_OUTPUT = 1 << 30
 
 # $1 is the mark; $2, if given, is a directory: processes in it that have no mark are killed too. All are
-# stopped first, because a shell whose child dies would continue with its next line.
+# stopped first, because a shell whose child dies would continue with its next line. The kernel's own have no exe.
 _KILL = r"""
-hit() { [ "$2" = $$ ] || { kill "$1" "$2" && found=1; }; }
+hit() { [ "$2" = $$ ] || [ "$2" = 1 ] || { kill "$1" "$2" && found=1; }; }
 each() {
   for file in $(grep -l "$2" /proc/[0-9]*/environ); do pid=${file#/proc/}; hit "$1" "${pid%/*}"; done
   [ -n "$3" ] && for path in /proc/[0-9]*; do
+    [ -e "$path/exe" ] || continue
     case $(readlink "$path/cwd") in
       "$3" | "$3"/*) grep -q DUTYFREE_EXEC= "$path/environ" || hit "$1" "${path#/proc/}" ;;
     esac

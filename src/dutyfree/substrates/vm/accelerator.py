@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from pathlib import Path
@@ -14,7 +15,7 @@ from dutyfree.engine.host.proc import boot_id
 from dutyfree.engine.launcher.client import BINARY
 from dutyfree.substrates.vm.config import VmConfig
 from dutyfree.substrates.vm.kernel import folder
-from dutyfree.substrates.vm.qemu import DEVICE, Files, Hardware, Qemu, Shape
+from dutyfree.substrates.vm.qemu import DEVICE, Files, Hardware, Qemu, Shape, group
 
 PROBE_SECONDS = 20.0
 """A machine boots within a second with KVM."""
@@ -32,35 +33,48 @@ async def hardware(config: VmConfig, files: Files) -> tuple[Hardware, str]:
     """
     reason = "the option accelerator= says so" if config.accelerator == "tcg" else await _kvm(config, files)
     if reason in (WORKS, ""):
-        return Hardware("kvm", 0), ""
+        return Hardware("kvm", group=await anyio.to_thread.run_sync(group, "kvm")), ""
     if config.accelerator == "kvm":
         raise Unavailable(f"vm: KVM does not work here: {reason}", remedy='use accelerator="auto"')
-    return Hardware("tcg", await anyio.to_thread.run_sync(_tsc)), reason
+    return await anyio.to_thread.run_sync(_emulated), reason
 
 
 async def _kvm(config: VmConfig, files: Files) -> str:
     """Why no machine boots with KVM, or WORKS. Remembered until the next boot of this host."""
     if not os.access(DEVICE, os.R_OK | os.W_OK):
         return f"{DEVICE} cannot be opened"
-    known = folder() / f"kvm-{boot_id()}"
-    try:
-        return await anyio.to_thread.run_sync(known.read_text)
-    except OSError:
+    if not (found := await anyio.to_thread.run_sync(_known)):
         found = await _boots(config, files)
-        await anyio.to_thread.run_sync(_remember, known, found)
-        return found
+        await anyio.to_thread.run_sync(_remember, found)
+    return found
 
 
-def _remember(known: Path, found: str) -> None:
-    for old in known.parent.glob("kvm-*"):
+def _memory() -> Path:
+    return folder() / f"kvm-{boot_id()}"
+
+
+def _known() -> str:
+    with contextlib.suppress(OSError):
+        return _memory().read_text()
+    return ""
+
+
+def _remember(found: str) -> None:
+    for old in folder().glob("kvm-*"):
         old.unlink(missing_ok=True)
-    known.write_text(found)
+    _memory().write_text(found)
+
+
+def _emulated() -> Hardware:
+    told = subprocess.run([BINARY, "tsc"], capture_output=True, check=True).stdout
+    return Hardware("tcg", int(told), group("tcg"))
 
 
 async def _boots(config: VmConfig, files: Files) -> str:
     shape = Shape(256, 1, None, "1048576", "off")
     try:
-        qemu = await Qemu.start(config, Hardware("kvm", 0), shape, files, environment=dict(os.environ))
+        hardware = Hardware("kvm", group=await anyio.to_thread.run_sync(group, "kvm"))
+        qemu = await Qemu.start(config, hardware, shape, files, environment=dict(os.environ))
     except CreateError as error:
         return error.message
     try:
@@ -72,8 +86,3 @@ async def _boots(config: VmConfig, files: Files) -> str:
     if _BOOTED in qemu.said:
         return WORKS
     return f"a machine did not boot with it: {qemu.said[:200] or 'it said nothing'}"
-
-
-def _tsc() -> int:
-    """kHz of this processor's time stamp counter, which an emulated machine sees. Blocks."""
-    return int(subprocess.run([BINARY, "tsc"], capture_output=True, check=True).stdout)

@@ -25,7 +25,7 @@ class VmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     storage: Literal["disk", "memory"] = "disk"
     """Where a machine writes: to a disk of its own, or to its memory (tmpfs)."""
     image: str = "study"
-    """The image of a recipe without one, as for ``native``; "study" is the study's image, built if missing."""
+    """The image of a recipe without one, as for ``native``; "study" is the study's image."""
     limits: Limits = Limits(cpus=1, memory=1 << 30, disk=8 << 30)
     """The limits of a request without its own."""
     program: str = PROGRAM

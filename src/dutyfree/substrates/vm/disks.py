@@ -1,7 +1,7 @@
 """The disks of machines: one read-only disk for each layer of a recipe, and an empty one to write to.
 
-A layer of the engine's store becomes a file system once, in the cache, and all machines share it. Files that no
-machine shares have no name, so they end with the processes that have them open.
+A layer of the engine's store becomes a file system once, in the cache, and all machines share it. Files that
+no machine shares have no name, so they end with the processes that have them open.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _kept(path: Path, name: str) -> int:
                     os.fsync(descriptor)
                     Path(scratch).rename(target)
                 except BaseException:
-                    os.unlink(scratch)
+                    Path(scratch).unlink()
                     raise
                 finally:
                     os.close(descriptor)

@@ -52,8 +52,8 @@ class Kernel(NamedTuple):
     def image(self) -> Path:
         return self.directory / "vmlinux"
 
-    def initramfs(self) -> bytes:
-        """Init and the modules, as a cpio archive. Blocks. Raises Unavailable."""
+    def initramfs(self) -> int:
+        """Init and the modules, as a cpio archive in memory: its descriptor. Blocks. Raises Unavailable."""
         entries: list[tuple[str, int, bytes]] = [
             (name, 0o040755, b"") for name in ("dev", "modules", "proc", "root", "sys")
         ]
@@ -69,7 +69,7 @@ class Kernel(NamedTuple):
                 f"vm: {error.filename} cannot be read: {error.strerror}",
                 remedy="install dutyfree with a C compiler, or remove this directory: it is made again",
             ) from error
-        return _cpio(entries)
+        return _in_memory("dutyfree-initramfs", _cpio(entries))
 
 
 def modules(machine: str, *, network: bool) -> tuple[str, ...]:
@@ -108,7 +108,12 @@ def _fetch(scratch: Path) -> Kernel:
     try:
         depends = _run("apt-cache", "depends", "--important", PACKAGE, at=scratch)
         name = next(
-            (line.split()[1] for line in depends.decode().splitlines() if line.strip().startswith("Depends:")), ""
+            (
+                line.split()[1]
+                for line in depends.decode().splitlines()
+                if line.strip().startswith("Depends:")
+            ),
+            "",
         )
         if not name:
             raise Unavailable(f"vm: apt does not know {PACKAGE}", remedy="apt-get update")
@@ -148,7 +153,9 @@ def _run(*command: str, at: Path, checked: bool = True) -> bytes:
         ) from error
     if checked and done.returncode:
         said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise Unavailable(f"vm: {' '.join(command)} failed: {said}", remedy="check that apt reaches its mirror")
+        raise Unavailable(
+            f"vm: {' '.join(command)} failed: {said}", remedy="check that apt reaches its mirror"
+        )
     return done.stdout
 
 
@@ -164,7 +171,7 @@ def _cpio(entries: Iterable[tuple[str, int, bytes]]) -> bytes:
     return bytes(made)
 
 
-def in_memory(name: str, data: bytes) -> int:
+def _in_memory(name: str, data: bytes) -> int:
     """A file without a name, as a descriptor. No process can change it."""
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(descriptor, "wb", closefd=False) as file:

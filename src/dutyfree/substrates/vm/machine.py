@@ -1,8 +1,8 @@
 """One machine: boot it, or restore it, until our init in it answers.
 
-The first process of the guest says ``GREETING`` when its disks are mounted, and waits for one message with the
-time, a seed and names. A machine that is to be copied is saved while it waits. So each copy gets its own, however
-late it is restored.
+The first process of the guest says ``GREETING`` when its disks are mounted, and waits for one message with
+the time, a seed and names. A machine that is to be copied is saved while it waits. So each copy gets its own,
+however late it is restored.
 """
 
 from __future__ import annotations
@@ -143,7 +143,9 @@ class Machines:
             raise
         return qemu
 
-    async def _start(self, shape: Shape, files: Files, upper: int, memory: Memory | None, forward: str) -> Qemu:
+    async def _start(
+        self, shape: Shape, files: Files, upper: int, memory: Memory | None, forward: str
+    ) -> Qemu:
         return await Qemu.start(
             self._config, self._hardware, shape, files,
             environment=self.environment, upper=upper, memory=memory, forward=forward,
@@ -179,7 +181,7 @@ async def greeted(qemu: Qemu, question: bytes, seconds: float) -> None:
 async def _save(qemu: Qemu, state: int) -> None:
     """Save everything but the memory, which is in its file already."""
     await _prepare(qemu, state)
-    await qemu.request("migrate", uri="fd:state")
+    await qemu.request("migrate", {"uri": "fd:state"})
     while (status := (await qemu.event("MIGRATION"))["data"]["status"]) != "completed":
         if status == "failed":
             raise CreateError(f"QEMU could not save the machine: {qemu.said}")
@@ -192,14 +194,14 @@ async def _load(qemu: Qemu, state: int) -> None:
         await _prepare(qemu, own)
     finally:
         os.close(own)
-    await qemu.request("migrate-incoming", uri="fd:state")
+    await qemu.request("migrate-incoming", {"uri": "fd:state"})
 
 
 async def _prepare(qemu: Qemu, state: int) -> None:
     await qemu.greet()
     capabilities = [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]
-    await qemu.request("migrate-set-capabilities", capabilities=capabilities)
-    await qemu.request("getfd", state, fdname="state")
+    await qemu.request("migrate-set-capabilities", {"capabilities": capabilities})
+    await qemu.request("getfd", {"fdname": "state"}, descriptor=state)
 
 
 async def ready(qemu: Qemu, name: str, seconds: float) -> Guest:
@@ -222,4 +224,3 @@ async def ready(qemu: Qemu, name: str, seconds: float) -> Guest:
         if isinstance(error, OSError | SubstrateError) and not isinstance(error, CreateError):
             raise CreateError(f"the virtual machine of {name} ended: {qemu.said}") from error
         raise
-

@@ -1,7 +1,7 @@
 """One QEMU process: its arguments, its start, and requests to it (QMP).
 
-QEMU gets everything as inherited descriptors: the kernel, the disks, the sockets. So it needs no directory and
-no rights to any path. As root it runs with a user id that nothing else has. It ends with this process.
+QEMU gets everything as inherited descriptors: the kernel, the disks, the sockets. So it needs no directory
+and no rights to any path. As root it runs with a user id that nothing else has. It ends with this process.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import socket
 import stat
 import subprocess
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import anyio
@@ -38,7 +39,9 @@ DEVICE = "/dev/kvm"
 FIRST_USER, USERS = 0x7D000000, 1 << 24
 """The range of user ids for QEMU processes."""
 
-COMMAND_LINE = "console=ttyS0 quiet loglevel=4 panic=-1 reboot=t rdinit=/init no_timer_check random.trust_cpu=on"
+COMMAND_LINE = (
+    "console=ttyS0 quiet loglevel=4 panic=-1 reboot=t rdinit=/init no_timer_check random.trust_cpu=on"
+)
 EMULATED = "mitigations=off cryptomgr.notests"
 """For an emulated processor, which speculates nothing."""
 
@@ -60,8 +63,10 @@ class Hardware(NamedTuple):
     """How machines are emulated here."""
 
     accelerator: str
-    tsc: int
-    """kHz of the processor's time stamp counter."""
+    tsc: int = 0
+    """kHz of the processor's time stamp counter, for an emulated machine."""
+    group: int | None = None
+    """The group of a QEMU process with a user id of its own, or 0 for a new one; None to run it as we are."""
 
 
 class Files(NamedTuple):
@@ -122,7 +127,12 @@ def arguments(
     if shape.network != "off":
         rules = f",restrict={'on' if shape.network == 'ssh' else 'off'}{forward}"
         rom = ",romfile=" if on_pc else ""
-        given += ["-netdev", f"user,id=net,ipv6=off{rules}", "-device", f"virtio-net-{suffix},netdev=net{rom}"]
+        given += [
+            "-netdev",
+            f"user,id=net,ipv6=off{rules}",
+            "-device",
+            f"virtio-net-{suffix},netdev=net{rom}",
+        ]
     if memory is not None:
         share = "off" if memory.restored else "on"
         backend = f"size={shape.memory}M,mem-path={_path(memory.descriptor)},share={share}"
@@ -157,7 +167,9 @@ def _command_line(config: VmConfig, hardware: Hardware, shape: Shape, lower: int
 class Qemu:
     """A running QEMU. ``port`` is our end of the guest's virtio port."""
 
-    def __init__(self, process: asyncio.subprocess.Process, port: socket.socket, monitor: socket.socket) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, port: socket.socket, monitor: socket.socket
+    ) -> None:
         self.process = process
         self.port = port
         self._taken = False
@@ -191,11 +203,17 @@ class Qemu:
                     port=their_port.fileno(), monitor=their_monitor.fileno(),
                     upper=upper, memory=memory, forward=forward,
                 )  # fmt: skip
-                given = [files.kernel, files.initramfs, *files.lower, their_port.fileno(), their_monitor.fileno()]
+                given = [
+                    files.kernel,
+                    files.initramfs,
+                    *files.lower,
+                    their_port.fileno(),
+                    their_monitor.fileno(),
+                ]
                 given += [upper] if upper >= 0 else []
                 given += [memory.descriptor] if memory is not None else []
                 process = await asyncio.create_subprocess_exec(
-                    *_prefix(hardware.accelerator),
+                    *_prefix(hardware),
                     *words,
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.PIPE,
@@ -275,9 +293,11 @@ class Qemu:
             await self._message()
             await self.request("qmp_capabilities")
 
-    async def request(self, command: str, descriptor: int = -1, **given: Any) -> Any:
+    async def request(
+        self, command: str, given: Mapping[str, Any] = MappingProxyType({}), *, descriptor: int = -1
+    ) -> Any:
         """Raises CreateError."""
-        line = json.dumps({"execute": command, "arguments": given}).encode() + b"\n"
+        line = json.dumps({"execute": command, "arguments": dict(given)}).encode() + b"\n"
         if descriptor >= 0:
             socket.send_fds(self._monitor, [line], [descriptor])
         else:
@@ -291,7 +311,7 @@ class Qemu:
 
     async def forwarded(self) -> int:
         """The port of this host that leads into the guest. Raises CreateError."""
-        told = await self.request("human-monitor-command", **{"command-line": "info usernet"})
+        told = await self.request("human-monitor-command", given={"command-line": "info usernet"})
         for line in told.splitlines():
             words = line.split()
             if words and words[0] == "TCP[HOST_FORWARD]":
@@ -324,27 +344,31 @@ def version(config: VmConfig) -> str:
     return done.stdout.partition("version ")[2].partition(" ")[0]
 
 
-def user_arguments(accelerator: str) -> list[str]:
-    """The user of QEMU, as arguments of setpriv: an id of its own if we are root; none for our own user."""
+def group(accelerator: str) -> int | None:
+    """See ``Hardware``. Only root gives a process another user id. Blocks."""
     if os.geteuid() != 0:
-        return []
-    groups = "--clear-groups"
+        return None
     try:
-        first, _, count = Path("/proc/self/uid_map").read_text().split()[:3]
-        if int(first) > FIRST_USER or int(first) + int(count) < FIRST_USER + USERS:
-            return []
-        if accelerator == "kvm":
-            found = os.stat(DEVICE)
-            if not found.st_mode & stat.S_IWOTH:
-                if not found.st_mode & stat.S_IWGRP:
-                    return []
-                groups = f"--groups={found.st_gid}"
+        first, _, count = (int(word) for word in Path("/proc/self/uid_map").read_text().split()[:3])
+        if first > FIRST_USER or first + count < FIRST_USER + USERS:
+            return None
+        found = Path(DEVICE).stat() if accelerator == "kvm" else None
     except (OSError, ValueError):
-        return []
-    user = str(FIRST_USER + secrets.randbelow(USERS))
-    return [f"--reuid={user}", f"--regid={user}", groups, "--bounding-set=-all"]
+        return None
+    if found is None or found.st_mode & stat.S_IWOTH:
+        return 0
+    return found.st_gid or None if found.st_mode & stat.S_IWGRP else None
 
 
-def _prefix(accelerator: str) -> Sequence[str]:
+def _prefix(hardware: Hardware) -> Sequence[str]:
     """The death of this process ends it. Whoever takes QEMU over gets no rights, not even ours."""
-    return ["setpriv", "--pdeathsig=KILL", "--no-new-privs", *user_arguments(accelerator), "--"]
+    given = ["setpriv", "--pdeathsig=KILL", "--no-new-privs"]
+    if hardware.group is not None:
+        user = str(FIRST_USER + secrets.randbelow(USERS))
+        given += [
+            f"--reuid={user}",
+            f"--regid={hardware.group or user}",
+            "--clear-groups",
+            "--bounding-set=-all",
+        ]
+    return [*given, "--"]

@@ -16,14 +16,17 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
+import msgspec
 
-from dutyfree.contract import Limits
+from dutyfree.contract import Command, Limits, Observation
 from dutyfree.contract.errors import CreateError, SubstrateError, Unavailable
 from dutyfree.engine.layers.command_defaults import WORKDIR
 from dutyfree.engine.layers.lower_directories import LowerDirectories
+from dutyfree.engine.sandbox.guest import Guest
 from dutyfree.engine.sandbox.init_sandbox import InitSandbox
 from dutyfree.engine.store.locks import locked
 from dutyfree.substrates.ssh.config import SshConfig
@@ -63,7 +66,18 @@ USER = "sshd:x:74:65534:sshd:/run/sshd:/usr/sbin/nologin"
 
 
 class SshdSandbox(ExecSandbox):
-    """A machine; every action is an ssh session."""
+    """A machine; every action is an ssh session.
+
+    Only the count of processes that the guest's kernel killed for want of memory comes from init.
+    """
+
+    def __init__(self, guest: Guest, *given: Any) -> None:
+        super().__init__(*given)
+        self._guest = guest
+
+    async def exec(self, command: Command, **given: Any) -> Observation:
+        seen = await super().exec(command, **given)
+        return msgspec.structs.replace(seen, oom=True) if await self._guest.ran_out_of_memory() else seen
 
     @property
     def workdir(self) -> str:
@@ -110,7 +124,12 @@ class Keys:
 
     @asynccontextmanager
     async def reached(
-        self, inside: InitSandbox, qemu: Qemu, environment: Mapping[str, str], limits: Limits
+        self,
+        guest: Guest,
+        inside: InitSandbox,
+        qemu: Qemu,
+        environment: Mapping[str, str],
+        limits: Limits,
     ) -> AsyncIterator[SshdSandbox]:
         """Start sshd in a machine, and connect. Raises CreateError."""
         sockets = self._directory / inside.id
@@ -128,7 +147,7 @@ class Keys:
                 raise CreateError(error.message, remedy=error.remedy) from error
             if code:
                 raise CreateError(f"sshd in {inside.id} does not run commands: {said}")
-            yield SshdSandbox(inside.id, connections, FILES, config, environment, limits)
+            yield SshdSandbox(guest, inside.id, connections, FILES, config, environment, limits)
         finally:
             with anyio.CancelScope(shield=True):
                 inside.abandon()

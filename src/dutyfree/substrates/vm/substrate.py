@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import math
 import os
@@ -28,7 +29,9 @@ from dutyfree.engine.host.file_system import storage_fact
 from dutyfree.engine.launcher.client import BINARY
 from dutyfree.engine.layers import run_stage
 from dutyfree.engine.layers.lower_directories import DirectoryLayers, LowerDirectories
+from dutyfree.engine.sandbox.guest import Guest
 from dutyfree.engine.sandbox.init_sandbox import InitSandbox
+from dutyfree.engine.store.locks import try_lock
 from dutyfree.substrates.local.lifecycle import closing
 from dutyfree.substrates.local.reaper import Reaper, remove_tree
 from dutyfree.substrates.native import Native, NativeConfig
@@ -36,7 +39,7 @@ from dutyfree.substrates.vm import accelerator, kernel, sshd
 from dutyfree.substrates.vm.config import VmConfig
 from dutyfree.substrates.vm.disks import MOST, Disks, copied
 from dutyfree.substrates.vm.machine import Machines, Saved, ready
-from dutyfree.substrates.vm.qemu import Files, Hardware, Qemu, Shape, user_arguments, version
+from dutyfree.substrates.vm.qemu import Files, Hardware, Qemu, Shape, version
 
 PREFIX = "dutyfree-vm-"
 HOST = "10.0.2.2"
@@ -100,9 +103,15 @@ def _require(config: VmConfig) -> None:
     if not BINARY.exists():
         raise Unavailable(f"{BINARY} is missing", remedy="install a C compiler, and dutyfree again")
     search = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    for program, package in ((config.program, "qemu-system-x86"), ("mke2fs", "e2fsprogs"), ("setpriv", "util-linux")):
+    for program, package in (
+        (config.program, "qemu-system-x86"),
+        ("mke2fs", "e2fsprogs"),
+        ("setpriv", "util-linux"),
+    ):
         if shutil.which(program, path=search) is None:
-            raise Unavailable(f"vm: there is no {program}", remedy=f"on Debian as root: apt-get install {package}")
+            raise Unavailable(
+                f"vm: there is no {program}", remedy=f"on Debian as root: apt-get install {package}"
+            )
 
 
 @asynccontextmanager
@@ -112,7 +121,7 @@ async def _opened(config: VmConfig) -> AsyncIterator[VmSubstrate]:
     if image == STUDY:
         image = str((await study_image.build(choose=False)).tar)
     async with AsyncExitStack() as stack:
-        directory = stack.enter_context(_directory())
+        directory = await stack.enter_async_context(_directory())
         native = await stack.enter_async_context(Native(NativeConfig(image=image)))
         scratch = directory / "layers"
         await anyio.to_thread.run_sync(partial(scratch.mkdir, mode=0o700))
@@ -121,19 +130,44 @@ async def _opened(config: VmConfig) -> AsyncIterator[VmSubstrate]:
         yield await stack.enter_async_context(opened_on(config, layers, directory))
 
 
-@contextlib.contextmanager
-def _directory() -> Iterator[Path]:
+@asynccontextmanager
+async def _directory() -> AsyncIterator[Path]:
     """A directory of this opening, removed in any case. The reaper also ends its processes."""
     path = Path(tempfile.gettempdir(), f"{PREFIX}{secrets.token_hex(8)}")
-    # The reaper starts before the directory exists, so neither it nor a process outlives this one.
-    reaper = Reaper(directory=str(path), marker=_mark(path))
+    reaper, lock = await anyio.to_thread.run_sync(_make, path)
     try:
-        path.mkdir(mode=0o700)
         yield path
     finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(_remove, path, reaper, lock)
+
+
+def _make(path: Path) -> tuple[Reaper, int]:
+    # The reaper starts before the directory exists, so neither it nor a process outlives this one.
+    reaper = Reaper(directory=str(path), marker=_mark(path))
+    path.mkdir(mode=0o700)
+    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # so that leftovers() does not find it
+    return reaper, lock
+
+
+def _remove(path: Path, reaper: Reaper, lock: int) -> None:
+    with contextlib.suppress(OSError):
+        remove_tree(str(path))
+    os.close(lock)
+    reaper.dismiss()
+
+
+def leftovers() -> Iterator[Path]:
+    """The directories of openings whose process, and its reaper, were killed."""
+    for path in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")):
         with contextlib.suppress(OSError):
-            remove_tree(str(path))
-        reaper.dismiss()
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if path.stat().st_uid == os.geteuid() and try_lock(descriptor, fcntl.LOCK_EX):
+                    yield path
+            finally:
+                os.close(descriptor)
 
 
 def _mark(directory: Path) -> str:
@@ -153,8 +187,7 @@ async def opened_on(config: VmConfig, layers: DirectoryLayers, directory: Path) 
     descriptors: list[int] = []
     try:
         descriptors.append(os.open(held.image, os.O_RDONLY | os.O_CLOEXEC))
-        archive = await anyio.to_thread.run_sync(held.initramfs)
-        descriptors.append(kernel.in_memory("dutyfree-initramfs", archive))
+        descriptors.append(await anyio.to_thread.run_sync(held.initramfs))
         files = Files(descriptors[0], descriptors[1], ())
         hardware, reason = await accelerator.hardware(config, files)
         name, _, value = _mark(directory).partition("=")
@@ -194,7 +227,7 @@ class VmSubstrate:
         """``files`` has no disks; ``keys`` are for ``actions="exec"``."""
         self._config = config
         self._layers = layers
-        self._machines = machines
+        self.machines = machines
         self._files = files
         self._disks = disks
         self._hardware, self._reason = hardware
@@ -237,15 +270,14 @@ class VmSubstrate:
             sandbox = guest.sandbox(found.defaults, given)
             self._living.add(name)
             try:
-                async with closing(sandbox):
-                    async with self._reached(sandbox, qemu, found, given) as reached:
-                        if reached is not sandbox:
-                            marks.append(("sshd", perf_counter()))
-                        reached.spans = _spans(begun, marks)
-                        try:
-                            yield reached
-                        finally:
-                            reached.close() if isinstance(reached, sshd.SshdSandbox) else reached.abandon()
+                async with closing(sandbox), self._reached(guest, sandbox, qemu, found, given) as reached:
+                    if reached is not sandbox:
+                        marks.append(("sshd", perf_counter()))
+                    reached.spans = _spans(begun, marks)
+                    try:
+                        yield reached
+                    finally:
+                        reached.close() if isinstance(reached, sshd.SshdSandbox) else reached.abandon()
             finally:
                 self._living.discard(name)
 
@@ -271,12 +303,12 @@ class VmSubstrate:
                 if saved.upper >= 0:
                     upper = await anyio.to_thread.run_sync(copied, saved.upper)
                 marks.append(("disk", perf_counter()))
-                qemu = await self._machines.restore(saved, kind.shape, files, upper, forward)
+                qemu = await self.machines.restore(saved, kind.shape, files, upper, forward)
                 marks.append(("restore", perf_counter()))
             else:
                 upper = await self._upper(kind)
                 marks.append(("disk", perf_counter()))
-                qemu = await self._machines.boot(kind.shape, files, upper, forward)
+                qemu = await self.machines.boot(kind.shape, files, upper, forward)
                 marks.append(("boot", perf_counter()))
         finally:
             if upper >= 0:
@@ -295,7 +327,7 @@ class VmSubstrate:
             if kind not in self._saved:
                 upper = await self._upper(kind)
                 try:
-                    self._saved[kind] = await self._machines.save(kind.shape, files, upper)
+                    self._saved[kind] = await self.machines.save(kind.shape, files, upper)
                 except BaseException:
                     if upper >= 0:
                         os.close(upper)
@@ -304,13 +336,13 @@ class VmSubstrate:
 
     @asynccontextmanager
     async def _reached(
-        self, sandbox: InitSandbox, qemu: Qemu, found: LowerDirectories, limits: Limits
+        self, guest: Guest, sandbox: InitSandbox, qemu: Qemu, found: LowerDirectories, limits: Limits
     ) -> AsyncIterator[InitSandbox | sshd.SshdSandbox]:
         """The sandbox as the option ``actions`` says."""
         if self._keys is None:
             yield sandbox
             return
-        async with self._keys.reached(sandbox, qemu, found.defaults.environment, limits) as over_ssh:
+        async with self._keys.reached(guest, sandbox, qemu, found.defaults.environment, limits) as over_ssh:
             yield over_ssh
 
     def _refuse(self, recipe: Recipe, limits: Limits) -> None:
@@ -319,11 +351,15 @@ class VmSubstrate:
         if recipe.isolation is not None:
             raise CreateError("vm isolates by a machine, and the recipe asks for other isolation")
         if limits.network not in (None, "off", "on"):
-            raise CreateError("vm has no list of allowed hosts", remedy='use network="on" or "off", or native')
+            raise CreateError(
+                "vm has no list of allowed hosts", remedy='use network="on" or "off", or native'
+            )
         if limits.cpus is not None and limits.cpus != math.ceil(limits.cpus):
             raise CreateError(f"vm gives whole processors, not {limits.cpus:g}", remedy="round cpus up")
         if limits.memory is not None and limits.memory < LEAST_MEMORY:
-            raise CreateError(f"no machine boots with {limits.memory >> 20} MB", remedy="memory of 128M or more")
+            raise CreateError(
+                f"no machine boots with {limits.memory >> 20} MB", remedy="memory of 128M or more"
+            )
 
     def _merged(self, limits: Limits) -> Limits:
         """With the option ``limits`` for what a request leaves out."""
@@ -339,9 +375,8 @@ class VmSubstrate:
         upper = "disk"
         if self._config.storage == "memory":
             upper = str(min(limits.disk or memory << 20, memory << 19))
-        network = limits.network if limits.network == "on" else "off"
-        if network == "off" and self._keys is not None:
-            network = "ssh"
+        closed = "off" if self._keys is None else "ssh"
+        network = "on" if limits.network == "on" else closed
         return Shape(memory, math.ceil(limits.cpus or 1), limits.pids, upper, network)
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
@@ -369,12 +404,14 @@ class VmSubstrate:
             "image": config.image,
             "storage": "memory (tmpfs of the guest)",
             "enforces": "cpu, memory, pids",
-            "user": "own" if user_arguments(self._hardware.accelerator) else "that of this process",
+            "user": "own" if self._hardware.group is not None else "that of this process",
         }
         if self._reason:
             facts["without kvm"] = self._reason
         if config.storage == "disk":
-            facts["storage"] = await anyio.to_thread.run_sync(storage_fact, kernel.folder(), "ext4 of the guest")
+            facts["storage"] = await anyio.to_thread.run_sync(
+                storage_fact, kernel.folder(), "ext4 of the guest"
+            )
         facts["qemu"] = await anyio.to_thread.run_sync(version, config)
         async with self.sandbox() as sandbox:
             return facts | await run_stage.tools(sandbox)

@@ -21,6 +21,7 @@
 #include <linux/random.h>
 #include <net/if.h>
 #include <net/route.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -226,9 +227,14 @@ static int enter_root(void)
 	symlink("/proc/self/fd/1", "/dev/stdout");
 	symlink("/proc/self/fd/2", "/dev/stderr");
 	rmdir("/lost+found"); /* of the disks */
+	/* As in a container, the limit of memory kills, and refuses nothing before. */
+	write_file(AT_FDCWD, "/proc/sys/vm/overcommit_memory", "1");
 	mkdir("/tmp", 01777);
 	chmod("/tmp", 01777);
 	mkdir(WORK, 0755);
+	/* The kernel's own threads share our directory until here, and what is in the working directory is the sandbox's. */
+	if (unshare(CLONE_FS) < 0)
+		return fail("unshare", errno);
 	return chdir(WORK) < 0 ? fail(WORK, errno) : 0;
 }
 

@@ -1,0 +1,336 @@
+"""The substrate ``vm``: machines that boot or are restored, both ways of actions, failures, killed owners.
+
+Without KVM the machines are emulated, so most tests restore them from one that was booted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+import dutyfree
+from dutyfree import Limits, Recipe, Stage, gc, substrates
+from dutyfree.conformance import CHECKS, Check
+from dutyfree.contract.errors import CreateError, ExecError, SubstrateError, Unavailable, verdict
+from dutyfree.engine.sandbox.init_sandbox import InitSandbox
+from dutyfree.substrates.vm import kernel
+from dutyfree.substrates.vm.config import VmConfig
+from dutyfree.substrates.vm.machine import WORD
+from dutyfree.substrates.vm.qemu import Files, Hardware, Memory, Shape, arguments
+from dutyfree.substrates.vm.substrate import VmSubstrate
+from tests.awaiting import appeared, enter, together
+from tests.conftest import probed
+from tests.processes import eventually, speaking_python
+
+needs_vm = pytest.mark.vm
+
+NAMES = """
+    signals_are_default user unread_stdin output_limit timeout_kills_the_tree many_cancellations
+    tree_round_trip round_trips special_files recipe_path streaming batch managed_processes pids disk
+    network_off out_of_memory pause
+"""
+CORE = {*NAMES.split()}
+"""What depends on the stream or on the machine. The other checks are slow tests in ``test_conformance``."""
+
+EXEC = {"round_trips", "timeout_kills_the_tree", "user"}
+"""The same for actions over ssh, which are slow in an emulated machine."""
+
+
+@pytest.fixture(scope="module")
+async def vm() -> AsyncIterator[VmSubstrate]:
+    async with dutyfree.open("vm", restore=True) as opened:
+        await opened.prepare()
+        yield opened
+
+
+@needs_vm
+@pytest.mark.parametrize("check", [check for check in CHECKS if check.name in CORE], ids=str)
+async def test_conformance(vm: VmSubstrate, check: Check) -> None:
+    await check(vm)
+
+
+@pytest.fixture(scope="module")
+async def over_ssh() -> AsyncIterator[VmSubstrate]:
+    async with dutyfree.open("vm", restore=True, actions="exec") as opened:
+        yield opened
+
+
+@needs_vm
+@pytest.mark.parametrize("check", [check for check in CHECKS if check.name in EXEC], ids=str)
+async def test_conformance_over_ssh(over_ssh: VmSubstrate, check: Check) -> None:
+    await check(over_ssh)
+
+
+@needs_vm
+async def test_over_ssh_the_machine_reaches_nothing(over_ssh: VmSubstrate) -> None:
+    """It has an interface for ssh, and no way out through it."""
+    async with over_ssh.sandbox() as sandbox:
+        reach = "import socket; socket.create_connection(('10.0.2.2', 22), 3)"
+        assert not (await sandbox.exec(["python3", "-c", reach])).ok
+        assert [span.name for span in sandbox.spans] == ["layers", "disk", "restore", "ready", "sshd"]
+
+
+# --- A restored machine -----------------------------------------------------------------------------------
+
+
+@needs_vm
+async def test_siblings_share_neither_random_numbers_nor_names(vm: VmSubstrate) -> None:
+    told: list[list[bytes]] = []
+
+    async def ask() -> None:
+        async with vm.sandbox() as sandbox:
+            asked = "head -c 32 /dev/urandom | base64; cat /etc/machine-id; hostname; cat /proc/uptime"
+            told.append((await sandbox.exec(asked)).stdout.split())
+
+    await together(ask, ask)
+    (random, machine, host, *_), others = told
+    assert random != others[0]
+    assert (len(machine), machine != others[1]) == (32, True)
+    assert host.startswith(b"vm-")
+    assert host != others[2]
+
+
+@needs_vm
+async def test_the_clock_of_a_late_copy_is_right(vm: VmSubstrate) -> None:
+    """The saved machine is older than the wait; a copy whose clock went on from there would be late by it."""
+    await vm.prepare()
+    await anyio.sleep(3)
+    async with vm.sandbox() as sandbox:
+        before = time.time()
+        told = float((await sandbox.exec(["python3", "-c", "import time; print(time.time())"])).stdout)
+        after = time.time()
+    # An emulated clock may differ by some milliseconds a second.
+    assert before - 0.5 < told < after + 0.5
+
+
+@needs_vm
+async def test_copies_do_not_see_each_others_writes(vm: VmSubstrate) -> None:
+    async with vm.sandbox() as one, vm.sandbox() as other:
+        await one.write("/etc/mine", b"one")
+        assert (await one.exec("sync; cat /etc/mine")).stdout == b"one"
+        assert not (await other.exec("cat /etc/mine")).ok
+    async with vm.sandbox() as later:
+        assert not (await later.exec("cat /etc/mine")).ok
+
+
+# --- A booted machine -------------------------------------------------------------------------------------
+
+
+@needs_vm
+@pytest.mark.parametrize("machine", ["microvm", "pc"])
+async def test_a_machine_that_boots(machine: str) -> None:
+    """Its files are those of the image and of the recipe's stages, which are built once."""
+    recipe = Recipe(stages=(Stage("setup", commands=("mkdir old; echo built > old/file",)),))
+    async with dutyfree.open("vm", machine=machine, storage="memory") as opened:
+        assert isinstance(opened, VmSubstrate)
+        async with opened.sandbox(recipe, limits=Limits(cpus=1, memory="256M", network="on")) as sandbox:
+            assert (await sandbox.exec("mv old new && cat new/file")).stdout == b"built\n"
+            seen = await sandbox.exec("cat /proc/1/comm; ls / | grep -c lost; nproc; cat /etc/resolv.conf")
+            assert seen.stdout.split() == [b"dutyfree-init", b"0", b"1", b"nameserver", b"10.0.2.3"]
+            assert [span.name for span in sandbox.spans] == ["layers", "disk", "boot", "ready"]
+            assert await opened.sandboxes() == [sandbox.id]
+            listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+            async with listener:
+                port = listener.listeners[0].extra(anyio.abc.SocketAttribute.local_port)
+                reach = f"import socket; socket.create_connection(('{opened.host_address}', {port}), 20)"
+                assert (await sandbox.exec(["python3", "-c", reach])).ok
+        assert not await opened.sandboxes()
+
+
+@needs_vm
+async def test_facts_say_how_the_machines_run(vm: VmSubstrate) -> None:
+    facts = await vm.facts()
+    assert (facts["machine"], facts["created by"], facts["actions"]) == ("microvm", "restore", "init")
+    assert facts["accelerator"] in ("kvm", "tcg")
+    assert ("without kvm" in facts) == (facts["accelerator"] == "tcg")
+    assert facts["python"]
+
+
+# --- Failures ---------------------------------------------------------------------------------------------
+
+
+@needs_vm
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (Limits(cpus=0.5), "whole processors"),
+        (Limits(memory="64M"), "no machine boots with 64 MB"),
+        (Limits(network=("example.org",)), "no list of allowed hosts"),
+    ],
+)
+async def test_limits_that_cannot_be_kept_are_refused(vm: VmSubstrate, limits: Limits, reason: str) -> None:
+    with pytest.raises(CreateError, match=reason):
+        await enter(vm.sandbox(limits=limits))
+
+
+def qemus(mark: str) -> list[int]:
+    """The QEMU processes with this mark in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            told = entry.name.isdigit() and b"qemu" in (entry / "cmdline").read_bytes()
+            if told and mark.encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@needs_vm
+async def test_a_machine_that_ends_is_an_infrastructure_error(vm: VmSubstrate) -> None:
+    failures: list[Exception] = []
+
+    async def run(sandbox: dutyfree.Sandbox) -> None:
+        try:
+            await sandbox.exec("touch begun; sleep 1000")
+        except SubstrateError as error:
+            failures.append(error)
+
+    async with vm.sandbox() as sandbox, anyio.create_task_group() as tasks:
+        assert isinstance(sandbox, InitSandbox)
+        tasks.start_soon(run, sandbox)
+        await appeared(sandbox, "begun")
+        mark = f"DUTYFREE_OWNER={vm.machines.environment['DUTYFREE_OWNER']}"
+        for pid in await anyio.to_thread.run_sync(qemus, mark):
+            os.kill(pid, signal.SIGKILL)
+    assert isinstance(failures[0], ExecError), failures
+    assert verdict(failures[0]) == "infrastructure"
+    async with vm.sandbox() as sandbox:
+        assert (await sandbox.exec("echo again")).stdout == b"again\n"
+
+
+@needs_vm
+async def test_a_machine_that_does_not_boot_in_time() -> None:
+    async with dutyfree.open("vm", boot_seconds=0.01) as opened:
+        with pytest.raises(CreateError, match=r"did not boot within 0\.01 s.*boot_seconds="):
+            await enter(opened.sandbox())
+
+
+async def test_no_qemu() -> None:
+    found = await substrates.probe("vm", program="no-such-qemu")
+    assert not found.available
+    with pytest.raises(Unavailable):
+        await enter(dutyfree.open("vm", program="no-such-qemu"))
+
+
+# --- Killed -----------------------------------------------------------------------------------------------
+
+OWNER = """
+    import sys, anyio, dutyfree
+
+    async def main():
+        async with dutyfree.open("vm", restore=True, actions=sys.argv[1]) as opened:
+            async with opened.sandbox() as sandbox, opened.sandbox() as other:
+                print(opened.machines.environment["DUTYFREE_OWNER"], flush=True)
+                await sandbox.exec("sleep 1000")
+
+    anyio.run(main)
+"""
+
+
+@needs_vm
+@pytest.mark.parametrize("actions", ["init", "exec"])
+def test_a_killed_owner_leaves_nothing(actions: str) -> None:
+    with speaking_python(OWNER, actions) as (process, name):
+        mark, directory = f"DUTYFREE_OWNER={name}", Path(f"/tmp/{name}")
+        assert len(qemus(mark)) == 2
+        assert directory.exists()
+        process.kill()
+    assert eventually(lambda: not qemus(mark))
+    assert eventually(lambda: not directory.exists())
+
+
+@needs_vm
+def test_a_killed_owner_while_a_machine_boots() -> None:
+    code = """
+        import anyio, dutyfree
+
+        async def main():
+            async with dutyfree.open("vm") as opened:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(boot, opened)
+                    print(opened.machines.environment["DUTYFREE_OWNER"], flush=True)
+
+        async def boot(opened):
+            async with opened.sandbox():
+                await anyio.sleep(1000)
+
+        anyio.run(main)
+    """
+    with speaking_python(code) as (process, name):
+        mark = f"DUTYFREE_OWNER={name}"
+        assert eventually(lambda: qemus(mark))
+        process.kill()
+    assert eventually(lambda: not qemus(mark))
+
+
+@pytest.fixture
+def abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    path = tmp_path / "dutyfree-vm-0123456789abcdef"
+    path.mkdir()
+    (path / "user_key").write_text("secret")
+    return path
+
+
+async def test_gc_removes_what_a_killed_reaper_left(abandoned: Path, cache: Path) -> None:
+    disk = anyio.Path(cache / "vm/disks/layer-0.ext4")
+    await disk.parent.mkdir(parents=True)
+    await disk.write_bytes(b"")
+    found = await gc.collect()
+    assert {(one.kind, one.what) for one in found} >= {
+        ("directory of vm", str(abandoned)),
+        ("disk of vm", str(disk)),
+    }
+    assert not await anyio.Path(abandoned).exists()
+    assert not await disk.exists()
+
+
+# --- The command line of QEMU -----------------------------------------------------------------------------
+
+FILES = Files(10, 11, (12, 13))
+
+
+def words(config: VmConfig, hardware: Hardware, shape: Shape, memory: Memory | None = None) -> str:
+    return " ".join(arguments(config, hardware, shape, FILES, port=20, monitor=21, upper=22, memory=memory))
+
+
+def test_what_a_machine_is_made_of() -> None:
+    emulated = words(VmConfig(), Hardware("tcg", 2600000), Shape(512, 2, 100, "disk", "off"))
+    assert "-M microvm" in emulated
+    assert "-smp 2 -m 512" in emulated
+    assert "tsc_early_khz=2600000" in emulated
+    assert "dutyfree.lower=2 dutyfree.upper=disk dutyfree.pids=100 -- machine" in emulated
+    assert emulated.count("virtio-blk-device") == 3
+    assert "-netdev" not in emulated
+    fast = words(
+        VmConfig(machine="pc"), Hardware("kvm"), Shape(512, 1, None, "4096", "ssh"), Memory(30, True)
+    )
+    assert "-accel kvm -cpu host" in fast
+    assert "mitigations" not in fast
+    assert "restrict=on" in fast
+    assert "mem-path=/proc/self/fd/30,share=off -incoming defer" in fast
+
+
+def test_the_message_has_the_size_that_the_guest_reads() -> None:
+    assert WORD.size == 8 + 8 + 64 + 64 + 32
+
+
+def test_the_archive_of_init_is_one_that_cpio_reads(tmp_path: Path) -> None:
+    archive = kernel._cpio([("dir", 0o040755, b""), ("dir/file", 0o100644, b"hello")])
+    assert len(archive) % 4 == 0
+    assert archive.startswith(b"070701")
+    assert b"dir/file\0" in archive
+    assert archive.rstrip(b"\0").endswith(b"TRAILER!!!")
+
+
+def test_vm_is_probed_once() -> None:
+    found = probed("vm")
+    assert found.detail
+    assert found.available or found.remedy
