@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 INTEGRATIONS := .venv-integrations
 INSTALLED := $(VENV)/.installed
 DEVELOPED := $(VENV)/.developed
-TESTED := git python3-pip debootstrap chromium docker-registry busybox-static uidmap openssh-server crun runc runsc
+TESTED := git python3-pip debootstrap chromium docker-registry busybox-static uidmap openssh-server crun runc runsc qemu-system-x86 lz4
 
 .DEFAULT_GOAL := help
-.PHONY: help linux setup study study-all test test-slow test-integrations test-vm check format bench soak fuzz docs clean
+.PHONY: help linux setup study study-all test test-slow test-integrations test-vm test-vm-substrate check format bench soak fuzz docs clean
 
 help: ## Show this
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -57,6 +57,10 @@ test-integrations: linux $(INSTALLED) ## Other people's frameworks on top of dut
 	$(INTEGRATIONS)/bin/python -m pytest tests/integrations $(ARGS)
 	scripts/setup "$(PYTHON)" "$(INTEGRATIONS)-verifiers" dev "" verifiers
 	$(INTEGRATIONS)-verifiers/bin/python -m pytest tests/integrations/test_verifiers.py $(ARGS)
+
+test-vm-substrate: linux $(DEVELOPED) ## The substrate vm, its conformance too: machines of QEMU that boot and are restored
+	scripts/host-tools $(TESTED)
+	$(BIN)/python -m pytest tests/substrates/test_vm.py tests/substrates/test_conformance.py -k "test_vm or vm-" $(ARGS)
 
 test-vm: $(DEVELOPED) ## The native engine in a virtual machine: control groups v2, as root and without
 	PYTHON=$(BIN)/python scripts/vm-test $(ARGS)

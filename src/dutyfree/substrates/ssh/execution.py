@@ -54,7 +54,8 @@ TEXT_MAX = 120 << 10
 TOOL_OUTPUT = 1 << 30
 
 # $1 is the mark; $2, if given, is a directory: processes in it that have no mark are killed too. All are
-# stopped first, because a shell whose child dies would continue with its next line. The kernel's own have no exe.
+# stopped first, because a shell whose child dies would continue with its next line.
+# The kernel's own threads have no exe.
 _KILL = r"""
 hit() { [ "$2" = $$ ] || [ "$2" = 1 ] || { kill "$1" "$2" && found=1; }; }
 each() {

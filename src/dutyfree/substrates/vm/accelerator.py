@@ -41,8 +41,6 @@ async def hardware(config: VmConfig, files: Files) -> tuple[Hardware, str]:
 
 async def _kvm(config: VmConfig, files: Files) -> str:
     """Why no machine boots with KVM, or WORKS. Remembered until the next boot of this host."""
-    if not os.access(DEVICE, os.R_OK | os.W_OK):
-        return f"{DEVICE} cannot be opened"
     if not (found := await anyio.to_thread.run_sync(_known)):
         found = await _boots(config, files)
         await anyio.to_thread.run_sync(_remember, found)
@@ -54,6 +52,8 @@ def _memory() -> Path:
 
 
 def _known() -> str:
+    if not os.access(DEVICE, os.R_OK | os.W_OK):
+        return f"{DEVICE} cannot be opened"
     with contextlib.suppress(OSError):
         return _memory().read_text()
     return ""
