@@ -78,7 +78,7 @@ format: $(DEVELOPED) ## Put the code into shape, and write the types of dutyfree
 	$(BIN)/ruff check --fix .
 
 bench: linux $(INSTALLED) ## Measure what dutyfree itself costs
-	scripts/host-tools crun runc bubblewrap
+	scripts/host-tools crun runc runsc bubblewrap
 	scripts/with-docker $(BIN)/python bench/run.py $(ARGS)
 
 soak: linux $(INSTALLED) ## Endurance of the native engine: cycles, many at once, kills, bombs

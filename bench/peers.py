@@ -1,4 +1,4 @@
-"""The same work with Docker, crun, runc and bubblewrap, if they are installed."""
+"""The same work with Docker, crun, runc, gVisor, bubblewrap and sandlock, if they are installed."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from typing import Any
 from rounds import Row, Side, figure, interleaved, ratio
 
 import dutyfree
+from dutyfree import substrates
 
 TRUE = ["/bin/true"]
 IMAGE = "dutyfree/study"
@@ -107,6 +108,15 @@ async def runtimes(rounds: int) -> list[Row]:
                 runs[name], execs[name] = await stack.enter_async_context(_oci(name))
             else:
                 print(f"{name} skipped: not installed (apt-get install {name})", file=sys.stderr)
+        for name in ("crun", "runc", "runsc"):
+            for actions in ("exec", "init"):
+                sides = await _ours(stack, name, actions)
+                if sides is not None:
+                    runs[f"oci-{name}-{actions}"], execs[f"oci-{name}-{actions}"] = sides
+        if (python := _sandlock()) is not None:
+            runs["sandlock"], execs["sandlock"] = await stack.enter_async_context(_in_sandlock(python))
+        else:
+            print("sandlock skipped: not installed (pip install sandlock)", file=sys.stderr)
         if shutil.which("bwrap"):
             runs["bubblewrap"] = _bubblewrap
         else:
@@ -130,6 +140,77 @@ async def runtimes(rounds: int) -> list[Row]:
     rows += [ratio(f"R-{name}", f"{name} run ÷ native", run_times[name], ours) for name in runs]
     rows += [ratio(f"E-{name}", f"{name} exec ÷ native", exec_times[name], our_execs) for name in execs]
     return rows
+
+
+async def _ours(stack: AsyncExitStack, runtime: str, actions: str) -> tuple[Side, Side] | None:
+    """The substrate ``oci``, on the image of the study: one sandbox each time, and one that stands."""
+    found = await substrates.probe("oci", runtime=runtime)
+    if not found.available:
+        print(f"oci with {runtime} skipped: {found.detail} ({found.remedy})", file=sys.stderr)
+        return None
+    opened: Any = await stack.enter_async_context(dutyfree.open("oci", runtime=runtime, actions=actions))
+    await opened.prepare()
+    standing: Any = await stack.enter_async_context(opened.sandbox())
+
+    async def run() -> None:
+        async with opened.sandbox() as fresh:
+            await fresh.exec(TRUE)
+
+    async def execute() -> None:
+        await standing.exec(TRUE)
+
+    return run, execute
+
+
+SANDLOCK = """
+import sys, tempfile, time
+import sandlock
+
+directory = tempfile.mkdtemp()
+
+def make():
+    return sandlock.Sandbox(
+        fs_readable=["/usr", "/bin", "/lib", "/lib64", "/etc", "/dev"], fs_writable=[directory],
+        workdir=directory, cwd=directory, max_memory="512M", max_processes=64,
+        on_exit=sandlock.BranchAction.ABORT,
+    )
+
+standing = make()
+for line in sys.stdin:
+    begin = time.perf_counter()
+    sandbox = make() if line.strip() == "run" else standing
+    done = sandbox.run(["/bin/true"])
+    print(time.perf_counter() - begin if done.success else "nan", flush=True)
+"""
+
+
+def _sandlock() -> str | None:
+    """A Python that has it: this one, or that of the variable SANDLOCK_PYTHON."""
+    for python in (os.environ.get("SANDLOCK_PYTHON"), sys.executable):
+        if python and subprocess.run([python, "-c", "import sandlock"], capture_output=True).returncode == 0:
+            return python
+    return None
+
+
+@asynccontextmanager
+async def _in_sandlock(python: str) -> AsyncIterator[tuple[Side, Side]]:
+    """It has no exec in a sandbox that stands: its second figure is a run with the policy made before."""
+    with subprocess.Popen(
+        [python, "-c", SANDLOCK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as runner:
+
+        async def ask(what: str) -> float:
+            assert runner.stdin
+            assert runner.stdout
+            runner.stdin.write(f"{what}\n")
+            runner.stdin.flush()
+            seconds = float(runner.stdout.readline() or "nan")
+            if math.isnan(seconds):
+                raise RuntimeError(f"sandlock {what} failed")
+            return seconds
+
+        yield partial(ask, "run"), partial(ask, "again")
+        runner.communicate()
 
 
 async def _bubblewrap() -> None:
