@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import eventually, ran
+from tests.processes import eventually, ran, speaking
 from tests.serving import certificates, serving
 
 ROOT = Path(__file__).parents[2]
@@ -91,19 +91,11 @@ def test_the_commands_for_other_machines_run(in_an_empty_directory: Path) -> Non
 def test_the_command_of_an_upgrade_runs(in_an_empty_directory: Path) -> None:
     assert block("--replace") == "dutyfree serve --replace\n"
     state = in_an_empty_directory / "state"
-    old = subprocess.Popen(
-        ["dutyfree", "serve", "--listen", "127.0.0.1:0", "--state", str(state)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert old.stdout is not None
-        assert "serving sandboxes" in old.stdout.readline()
+    command = ("dutyfree", "serve", "--listen", "127.0.0.1:0", "--state", str(state))
+    with speaking(*command) as (old, line):
+        assert "serving sandboxes" in line
         with serving(state, "--replace"):
             assert old.wait(60) == 0
-    finally:
-        old.kill()
-        old.wait()
 
 
 @pytest.mark.skipif(
