@@ -166,6 +166,38 @@ def test_wrong_bodies_are_explained(client: Client, sandbox: str, path: str, bod
     assert answer["error"]["code"] == code
 
 
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/sandboxes", b'{"x": ' + DEEP + b"}"),
+        ("/run_code", b'{"code": ' + DEEP + b"}"),
+        ("/sandboxes", b'{"metadata": ' + DEEP + b"}"),
+        ("/swerex/deep/execute", b'{"command": ' + DEEP + b"}"),
+        ("/v1/facts", b"\x81\xa1x" + b"\x91" * 100_000 + b"\xc0"),
+    ],
+)
+def test_what_is_nested_too_deeply_is_the_clients_mistake(client: Client, path: str, body: bytes) -> None:
+    kind = "application/msgpack" if path == "/v1/facts" else "application/json"
+    status, answer = client.raw("POST", path, body, **{"Content-Type": kind})
+    assert status in (400, 422, 511), answer
+    assert b"RecursionError" not in answer
+
+
+@pytest.mark.parametrize("image", ["@layer", "localhost.:80/x", "[::ffff:127.0.0.1]:80/x", "Upper/Case"])
+def test_what_names_no_image_is_the_clients_mistake(client: Client, image: str) -> None:
+    """A client that trusts the answer would try it again for ever."""
+    status, answer = client("POST", "/v1/sandboxes", {"image": image})
+    assert (status, answer["error"]["code"], answer["error"]["retryable"]) == (400, "recipe", False)
+
+
+def test_no_patience_is_refused(client: Client) -> None:
+    status, answer = client("POST", "/v1/sandboxes", {"patience": -1})
+    assert (status, answer["error"]["code"]) == (400, "limit")
+
+
 @pytest.mark.parametrize(
     "image", ["/etc", "./x", "~root", "oci:/etc", "docker-daemon:x", "snapshot:secret", "snapshot:#1-1"]
 )

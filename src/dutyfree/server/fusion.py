@@ -15,6 +15,7 @@ from starlette.responses import Response
 from dutyfree.contract import Limits, Observation
 from dutyfree.contract.errors import ActionError, DutyfreeError, ExecError
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
+from dutyfree.server import json_form
 from dutyfree.server.bodies import LARGEST_REQUEST
 from dutyfree.server.disconnects import while_connected
 from dutyfree.server.handlers import DirectCall
@@ -78,7 +79,7 @@ class RunCodeAnswer(msgspec.Struct, frozen=True):
 async def run_code(service: Service, tenant: str, request: Request) -> Response:
     """Always one of their answers: an error of ours is a SandboxError, which is not the program's fault."""
     try:
-        wanted = msgspec.json.decode(await request.body(), type=RunCode)
+        wanted = json_form.decode(await request.body(), RunCode)
     except msgspec.MsgspecError as error:
         return json_response({"detail": str(error)}, 422)
     language = LANGUAGES.get(wanted.language)

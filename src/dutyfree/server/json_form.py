@@ -41,10 +41,18 @@ def _texts(value: Any) -> Any:
     return value
 
 
+def decode(body: bytes, kind: type[T]) -> T:
+    """A value from JSON. Raises msgspec.MsgspecError."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except RecursionError as error:
+        raise msgspec.ValidationError("the values are nested too deeply") from error
+
+
 def load(body: bytes, kind: type[T]) -> T:
     """The arguments of a call from JSON. An empty body stands for no arguments. Raises ArgumentError."""
     try:
-        plain = msgspec.json.decode(body or b"{}")
+        plain: Any = decode(body or b"{}", object)
         if isinstance(plain, dict):
             plain = _with_bytes(plain)
             if isinstance(actions := plain.get("actions"), list):
@@ -52,7 +60,7 @@ def load(body: bytes, kind: type[T]) -> T:
             if isinstance(action := plain.get("action"), dict):
                 plain["action"] = _with_bytes(action)
         return msgspec.convert(plain, kind, builtin_types=(bytes,))
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError) as error:
         raise ArgumentError(f"the body of the request is not valid: {error}") from error
 
 

@@ -23,6 +23,7 @@ from starlette.routing import Route
 
 from dutyfree.contract.errors import ActionError, DutyfreeError
 from dutyfree.engine.sandbox.shell import NativeShell
+from dutyfree.server import json_form
 from dutyfree.server.access import Access, Refused
 from dutyfree.server.bodies import LARGEST_REQUEST
 from dutyfree.server.call_events import acted
@@ -312,7 +313,7 @@ async def _members(data: bytes) -> AsyncIterator[tuple[str, bytes, int]]:
 async def _body(request: Request, kind: Any) -> Any:
     """Raises SwerexError."""
     try:
-        return msgspec.json.decode(await request.body() or b"{}", type=kind)
+        return json_form.decode(await request.body() or b"{}", kind)
     except msgspec.MsgspecError as error:
         raise SwerexError(f"{ERRORS}.SwerexException", str(error)) from error
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import msgspec
 
 from dutyfree.contract import Limits, NetworkPolicy
-from dutyfree.contract.errors import LimitError, RecipeError, UsageError
+from dutyfree.contract.errors import CreateError, LimitError, RecipeError, UsageError
 from dutyfree.engine.images import reference
 
 LOCAL = "local"
@@ -35,7 +35,7 @@ _HOST_SCHEMES = re.compile(r"(?:oci|docker-daemon|docker-archive|dir|file):")
 
 
 def check_image(tenant: str, image: str, *, known_registries: tuple[str, ...]) -> None:
-    """Raises RecipeError for an image that is a file of this host, or of a registry in its own network.
+    """Raises RecipeError for what is no image, a file of this host, or of a registry in its own network.
 
     ``known_registries`` are those that the operator has named.
     """
@@ -43,9 +43,14 @@ def check_image(tenant: str, image: str, *, known_registries: tuple[str, ...]) -
         raise RecipeError(
             f"{image[:80]!r} would be a file of the server's host", remedy="name an image of a registry"
         )
-    if tenant == LOCAL or image == "host":
+    if image == "host":
         return
-    registry = reference.parse(image).registry
+    try:
+        registry = reference.parse(image).registry
+    except CreateError as error:
+        raise RecipeError(error.message, remedy=error.remedy) from error
+    if tenant == LOCAL:
+        return
     if registry not in known_registries and _is_internal(registry):
         raise RecipeError(
             f"the registry {registry[:80]!r} is inside of the server's network",

@@ -34,6 +34,8 @@ def decode(data: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
     try:
         found: T = decoder.decode(data)
+    except RecursionError as error:
+        raise msgspec.ValidationError("the values are nested too deeply") from error
     except msgspec.ValidationError:
         plain = msgspec.msgpack.decode(data, ext_hook=_unescaped)
         return msgspec.convert(plain, kind, builtin_types=(bytes,))

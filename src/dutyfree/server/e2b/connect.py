@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from dutyfree.contract.errors import ActionError, DutyfreeError, FileError
+from dutyfree.server import json_form
 from dutyfree.server.bodies import LARGEST_REQUEST
 from dutyfree.wire.errors import describe
 
@@ -84,7 +85,7 @@ async def streamed(request: Request) -> dict[str, Any]:
 
 def _decoded(data: bytes) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
+        found: dict[str, Any] = json_form.decode(data, dict[str, Any])
     except msgspec.MsgspecError as error:
         raise RpcError("invalid_argument", str(error)) from error
     return found

@@ -265,7 +265,7 @@ class ControlRoutes:
     async def set_network(self, request: Request, tenant: str) -> Response:
         held = self._held(request, tenant)
         wanted = await body_of(request, NewSandbox)
-        network = msgspec.json.decode(await request.body() or b"{}")
+        network = await body_of(request, Any)
         policy = _network(msgspec.structs.replace(wanted, network=network))
         call = calls.SetNetwork(policy)
         await HANDLERS["set_network"](DirectCall(self._service, tenant, held.id), call)

@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 
 from dutyfree.contract.errors import UsageError
+from dutyfree.server import json_form
 
 ENVD_VERSION = "0.6.1"
 """The version of E2B's own program in a sandbox whose calls are served here."""
@@ -17,7 +18,7 @@ ENVD_VERSION = "0.6.1"
 async def body_of(request: Request, kind: Any) -> Any:
     """The body of a request; an empty one stands for no fields. Raises UsageError."""
     try:
-        return msgspec.json.decode(await request.body() or b"{}", type=kind)
+        return json_form.decode(await request.body() or b"{}", kind)
     except msgspec.MsgspecError as error:
         raise UsageError(f"the body of the request is not valid: {error}") from error
 

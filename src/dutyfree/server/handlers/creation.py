@@ -35,6 +35,7 @@ async def create(context: Context, wanted: calls.Create) -> list[SandboxInfo]:
     service = context.service
     tenant_rules.check_labels(wanted.labels)
     tenant_rules.check_key(wanted.key)
+    check_patience(wanted.patience)
     limits = tenant_rules.allowed_limits(context.tenant, wanted.limits, networked=service.networked)
     recipe = await service.recipe(context.tenant, wanted.recipe)
 
@@ -66,6 +67,7 @@ async def create(context: Context, wanted: calls.Create) -> list[SandboxInfo]:
 async def fork(context: Context, wanted: calls.Fork) -> list[SandboxInfo]:
     parent = context.held
     tenant_rules.check_key(wanted.key)
+    check_patience(wanted.patience)
 
     def children() -> AbstractAsyncContextManager[Sequence[NativeSandbox]]:
         return parent.sandbox.fork(wanted.count)
@@ -88,10 +90,14 @@ async def fork(context: Context, wanted: calls.Fork) -> list[SandboxInfo]:
     return [info(one) for one in held]
 
 
-async def in_time(patience: float | None, creating: Awaitable[T]) -> T:
-    """What is created, if that takes no longer than the client is patient. Raises Exhausted."""
+def check_patience(patience: float | None) -> None:
+    """Raises LimitError."""
     if patience is not None and not patience > 0:
         raise LimitError(f"patience must be > 0, not {patience:g}")
+
+
+async def in_time(patience: float | None, creating: Awaitable[T]) -> T:
+    """What is created, if that takes no longer than the client is patient. Raises Exhausted."""
     try:
         async with asyncio.timeout(patience):
             return await creating
