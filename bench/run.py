@@ -33,6 +33,7 @@ import peers
 import scheduler
 import service
 import storage
+import vm
 import walls
 import warmth
 from rounds import Row, figure, interleaved, ratio
@@ -127,6 +128,7 @@ PARTS: dict[str, Part] = {
     "service": ("native", service.service, lambda rounds: rounds),
     "runtimes": ("native", peers.runtimes, lambda rounds: max(10, rounds // 4)),
     "docker": ("docker", beside_docker, lambda rounds: max(10, rounds // 4)),
+    "vm": ("vm", vm.machines, lambda rounds: max(10, rounds // 4)),
 }
 """Name → the substrate that it needs, the measurement, and its repetitions for a number of rounds."""
 

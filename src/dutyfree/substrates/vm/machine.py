@@ -99,9 +99,14 @@ class Machines:
 
     async def boot(self, shape: Shape, files: Files, upper: int, forward: str = "") -> Qemu:
         """A machine that waits for its message. Raises CreateError."""
+        return await self._booted(shape, files, upper, None, forward)
+
+    async def _booted(
+        self, shape: Shape, files: Files, upper: int, memory: Memory | None, forward: str
+    ) -> Qemu:
         attempts = ATTEMPTS if self._hardware.accelerator == "tcg" and shape.cpus > 1 else 1
         for attempt in range(1, attempts + 1):
-            qemu = await self._start(shape, files, upper, None, forward)
+            qemu = await self._start(shape, files, upper, memory, forward)
             try:
                 await self._greeted(qemu, b"")
                 return qemu
@@ -117,9 +122,8 @@ class Machines:
         state = os.memfd_create("dutyfree-state", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.truncate(memory, shape.memory << 20)
-            qemu = await self._start(shape, files, upper, Memory(memory, restored=False), "")
+            qemu = await self._booted(shape, files, upper, Memory(memory, restored=False), "")
             try:
-                await self._greeted(qemu, b"")
                 await _save(qemu, state)
             finally:
                 await qemu.kill()
