@@ -89,6 +89,21 @@ async def test_the_timeout_ends_a_sandbox(pointed_here: None) -> None:
     assert await until(ended)
 
 
+async def test_what_does_not_exist_here_is_refused() -> None:
+    """A sandbox that ends where its owner wanted a pause would take the work with it."""
+    with pytest.raises(SandboxException, match="a pause at the end of the timeout"):
+        await AsyncSandbox.create(timeout=60, lifecycle={"on_timeout": "pause"})
+
+
+async def test_a_terminal_is_connected_again(sandbox: AsyncSandbox) -> None:
+    seen = bytearray()
+    terminal = await sandbox.pty.create(PtySize(24, 80), on_data=lambda _: None)
+    again = await sandbox.pty.connect(terminal.pid, on_data=seen.extend)
+    await sandbox.pty.send_stdin(terminal.pid, b"echo he''llo; exit\n")
+    await again.wait()
+    assert b"hello" in seen
+
+
 async def test_pause_and_resume(sandbox: AsyncSandbox) -> None:
     await sandbox.files.write("kept", "yes")
     await sandbox.pause()

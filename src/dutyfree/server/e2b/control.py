@@ -41,7 +41,7 @@ Endpoint = Callable[["ControlRoutes", Request, str], Awaitable[Response]]
 
 
 class NewSandbox(msgspec.Struct, frozen=True, rename="camel"):
-    """What the SDK sends to create a sandbox. Fields that mean nothing here are ignored."""
+    """What the SDK sends to create a sandbox. Fields that change nothing here are ignored."""
 
     template_id: str = msgspec.field(default="", name="templateID")
     timeout: float | None = None
@@ -49,6 +49,21 @@ class NewSandbox(msgspec.Struct, frozen=True, rename="camel"):
     env_vars: dict[str, str] = {}
     allow_internet_access: bool | None = msgspec.field(default=None, name="allow_internet_access")
     network: dict[str, Any] | None = None
+    auto_pause: bool | None = None
+    mcp: dict[str, Any] | None = None
+    iam: dict[str, Any] | None = None
+    volume_mounts: list[Any] | None = None
+
+    def check(self) -> None:
+        """Refuse what a client would miss without noticing. Raises UsageError."""
+        unknown = {
+            "a pause at the end of the timeout": self.auto_pause,
+            "an MCP gateway": self.mcp,
+            "identities of sandboxes": self.iam,
+            "volumes": self.volume_mounts,
+        }
+        if missing := [name for name, wanted in unknown.items() if wanted]:
+            raise UsageError(f"this server does not have {' and '.join(missing)}", remedy="leave it out")
 
 
 class Seconds(msgspec.Struct, frozen=True):
@@ -120,6 +135,7 @@ class ControlRoutes:
 
     async def create(self, request: Request, tenant: str) -> Response:
         wanted: NewSandbox = await body_of(request, NewSandbox)
+        wanted.check()
         start = self._start(tenant, wanted.template_id)
         recipe = msgspec.structs.replace(start.recipe, env={**start.recipe.env, **wanted.env_vars})
         limits = Limits(network=_network(wanted))
