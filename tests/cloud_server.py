@@ -51,6 +51,7 @@ class CloudServer:
             "ssh_config": str(self.root / "ssh_config"),
             "user": _user(),
             "poll_seconds": 0.05,
+            "boot_seconds": 60,
         }
 
     @contextmanager

@@ -205,8 +205,12 @@ def first(count: int, what: str | tuple[int, str], action: str = "RunInstances")
 
 @pytest.mark.parametrize(
     "what",
-    ["lose", "refuse", (503, "RequestLimitExceeded"), (500, "InternalError")],
-    ids=["answer lost", "request lost", "busy", "internal error"],
+    [
+        pytest.param("lose", id="answer lost"),
+        pytest.param("refuse", id="request lost", marks=pytest.mark.slow),
+        pytest.param((503, "RequestLimitExceeded"), id="busy"),
+        pytest.param((500, "InternalError"), id="internal error", marks=pytest.mark.slow),
+    ],
 )
 async def test_a_repeated_request_makes_one_instance(
     server: CloudServer, cloud: Cloud, what: str | tuple[int, str]
@@ -221,6 +225,7 @@ async def test_a_repeated_request_makes_one_instance(
     assert seen.count("RunInstances") == (1 if what == "lose" else 3)
 
 
+@pytest.mark.slow
 async def test_an_instance_whose_answer_was_lost_for_ever(server: CloudServer) -> None:
     """The creation fails, and the instance that exists all the same is ended."""
     lost = ("RunInstances", "DescribeInstances")
@@ -393,6 +398,18 @@ async def test_gc_ends_what_is_left(
     for note in notes(cache):
         os.utime(note, (0, 0))  # until now an instance could have appeared late
     await gc.collect()
+
+
+@pytest.mark.slow
+async def test_more_instances_than_a_page(server: CloudServer, cloud: Cloud) -> None:
+    tags = [{"ResourceType": "instance", "Tags": [{"Key": "dutyfree-run", "Value": cloud._run}]}]
+    for _ in range(101):
+        made = server.client().run_instances(
+            ImageId=server.options["image"], MinCount=1, MaxCount=1, TagSpecifications=tags
+        )
+        server.client().terminate_instances(InstanceIds=[made["Instances"][0]["InstanceId"]])
+    async with cloud.sandbox() as sandbox:
+        assert await cloud.sandboxes() == [sandbox.id]
 
 
 async def test_an_instance_past_its_deadline_is_ended_by_others(server: CloudServer) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -26,6 +28,7 @@ from dutyfree.contract.errors import (
 )
 from dutyfree.engine.sandbox.init_sandbox import InitSandbox
 from dutyfree.substrates.ssh import Ssh
+from dutyfree.substrates.ssh.connection import for_shell, quoted
 from dutyfree.substrates.ssh.guest import PREAMBLE, Preamble
 from tests.awaiting import appeared, enter, together, until
 from tests.processes import eventually, speaking_python
@@ -95,6 +98,37 @@ async def test_only_processes_of_the_own_sandbox_are_killed(ssh: Ssh) -> None:
         await other.end_processes()
         assert (await one.exec("echo fine")).stdout == b"fine\n"
         assert kept.running
+
+
+async def test_the_end_of_sandbox_1_is_not_that_of_10(server: SshServer) -> None:
+    async with dutyfree.open("ssh", **server.options, actions="exec") as opened:
+        first = opened.sandbox()
+        await first.__aenter__()
+        opened._numbers = itertools.count(10)
+        async with opened.sandbox() as tenth, anyio.create_task_group() as tasks:
+
+            async def work() -> None:
+                seen = await tenth.exec("touch begun; while [ ! -e end ]; do sleep 0.05; done")
+                assert seen.ok, seen
+
+            tasks.start_soon(work)
+            await appeared(tenth, "begun")
+            await first.__aexit__(None, None, None)
+            await tenth.write("end", b"")
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "busybox", "zsh", "ksh", "fish", "tcsh"])
+def test_every_login_shell_passes_a_command_on(shell: str) -> None:
+    """The sshd runs: SHELL -c COMMAND."""
+    found = shutil.which(shell)
+    if found is None:
+        pytest.skip(f"no {shell}; to enable it: apt-get install {shell}")
+    script = 'printf "%s|" "$@"; cat\n# it\'s a \\ comment!'
+    words = ("a b", "it's", '"', "\\", "\\\\", "!!", "$HOME", "`id`", "*", "two\nlines", "%s", "é")
+    command = for_shell(quoted(("/bin/sh", "-c", script, "sh", *words)), found)
+    argv = [found, *(["sh"] if shell == "busybox" else []), "-c", command]
+    done = subprocess.run(argv, input=b"stdin", capture_output=True, check=False)
+    assert done.stdout.decode() == "|".join((*words, "stdin")), done
 
 
 async def test_what_escapes_is_killed_at_the_end(ssh: Ssh, server: SshServer) -> None:

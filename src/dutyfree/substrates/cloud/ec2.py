@@ -13,9 +13,8 @@ from urllib.parse import urlsplit
 import msgspec
 from libcloud.common.exceptions import BaseHTTPError
 from libcloud.common.types import InvalidCredsError, LibcloudError, MalformedResponseError
-from libcloud.compute.drivers.ec2 import VALID_EC2_REGIONS, IdempotentParamError
-from libcloud.compute.providers import get_driver
-from libcloud.compute.types import Provider
+from libcloud.compute.drivers.ec2 import NAMESPACE, VALID_EC2_REGIONS, EC2NodeDriver, IdempotentParamError
+from libcloud.utils.xml import findall, findtext
 
 from dutyfree.contract.errors import Unavailable
 from dutyfree.substrates.cloud.api import ApiError, Instance, Kind, Order, Place, State
@@ -47,6 +46,19 @@ _CODES: tuple[tuple[Kind, tuple[str, ...]], ...] = (
 )
 
 
+class _Driver(EC2NodeDriver):  # type: ignore[misc]  # it has no types
+    def pages(self, filters: Mapping[str, str]) -> Iterator[Any]:
+        """All nodes. ``list_nodes`` gives the first page alone, and asks for their addresses once more."""
+        params = {"Action": "DescribeInstances", **self._build_filters(filters)}
+        while True:
+            answer = self.connection.request(self.path, params=params).object
+            for reservation in findall(answer, "reservationSet/item", NAMESPACE):
+                yield from self._to_nodes(reservation, "instancesSet/item")
+            if not (token := findtext(answer, "nextToken", NAMESPACE)):
+                return
+            params["NextToken"] = token
+
+
 class Ec2:
     """See ``Api``. Each request has a connection of its own, so that threads may share it."""
 
@@ -71,7 +83,7 @@ class Ec2:
             secure = self._url.scheme != "http"
             port = self._url.port or (443 if secure else 80)
             where = {"host": self._url.hostname, "port": port, "secure": secure}
-        return get_driver(Provider.EC2)(
+        return _Driver(
             os.environ.get(KEY, ""),
             os.environ.get(SECRET, ""),
             token=os.environ.get(TOKEN) or None,
@@ -104,7 +116,7 @@ class Ec2:
     def find(self, tags: Mapping[str, str]) -> Sequence[Instance]:
         with _mapped():
             filters = {f"tag:{name}": value for name, value in tags.items()}
-            return [_instance(node) for node in self._driver().list_nodes(ex_filters=filters)]
+            return [_instance(node) for node in self._driver().pages(filters)]
 
     def end(self, instance: str) -> bool:
         try:

@@ -83,10 +83,19 @@ class Instances:
 
     async def until_running(self, name: str) -> Instance:
         """Wait until an instance runs and has the address that we need. Raises ApiError, CreateError."""
-        running_since = float("inf")
+        running_since, said = float("inf"), "it is not in the provider's list"
         with anyio.move_on_after(self._config.boot_seconds):
             while True:
-                one = await self._seen(name)
+                one = None
+                try:
+                    one = next(
+                        (o for o in await self.listed(self._config.poll_seconds) if o.name == name), None
+                    )
+                    said = f"it is {one.state}" if one else said
+                except ApiError as error:
+                    if not error.passing:
+                        raise
+                    said = str(error)
                 if one is not None and one.state in ("ended", "stopped"):
                     raise CreateError(
                         f"the instance {one.id} ended while it booted: {one.reason or 'no reason'}"
@@ -102,18 +111,9 @@ class Instances:
                         )
                 await anyio.sleep(self._config.poll_seconds)
         raise CreateError(
-            f"the instance {self._ids.get(name, name)} did not run within {self._config.boot_seconds:g} s",
+            f"the instance {name} did not run within {self._config.boot_seconds:g} s: {said}",
             remedy="the option boot_seconds= is the limit",
         )
-
-    async def _seen(self, name: str) -> Instance | None:
-        try:
-            found = [one for one in await self.listed(self._config.poll_seconds) if one.name == name]
-        except ApiError as error:
-            if not error.passing:
-                raise
-            return None
-        return found[0] if found else None
 
     def address(self, instance: Instance) -> str:
         """What ssh connects to; empty if the instance has no such address yet."""

@@ -9,12 +9,16 @@ from typing import Any
 
 from dutyfree.contract.errors import Unavailable
 
-# The timer is started and not waited for: at this moment of the boot systemd cannot reach its targets yet.
+# In the background and without dependencies: at this moment the boot waits for us, and systemd for the boot.
 # Without systemd a process waits. Whoever is root in the instance can stop both.
 _END = """
-systemd-run --no-block --unit=dutyfree-deadline --on-active={seconds} --timer-property=AccuracySec=1s \
-  systemctl poweroff --force --force ||
-{{ (trap '' HUP; sleep {seconds}; poweroff -f || echo o >/proc/sysrq-trigger) </dev/null >/dev/null 2>&1 & }}
+{{
+  trap '' HUP
+  systemd-run --no-block --unit=dutyfree-deadline --on-active={seconds} --timer-property=AccuracySec=1s \
+    --timer-property=DefaultDependencies=no --property=DefaultDependencies=no \
+    systemctl poweroff --force --force ||
+  {{ sleep {seconds}; poweroff -f || echo o >/proc/sysrq-trigger; }}
+}} </dev/null >/dev/null 2>&1 &
 """
 
 

@@ -7,8 +7,10 @@ process ends with its owner. A session is another ``ssh`` process, which finds t
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import os
+import posixpath
 import shlex
 import socket
 from collections.abc import AsyncIterator, Sequence
@@ -39,8 +41,13 @@ RETRY_SECONDS = 0.5
 
 MARK = "dutyfree-machine"
 
+_POSIX = ("sh", "ash", "bash", "busybox", "dash", "ksh", "mksh", "yash", "zsh")
+
 # One line, and no single quotes: the login shell of the user reads it, whichever it is.
-_HOLD = f"echo; echo {MARK} $(uname -s) $(uname -m) $(id -u) ${{TMPDIR:-/tmp}}; exec cat >/dev/null"
+_HOLD = (
+    f"echo; echo {MARK} $(uname -s) $(uname -m) $(id -u) ${{SHELL:-sh}} ${{TMPDIR:-/tmp}};"
+    " exec cat >/dev/null"
+)
 
 
 class Machine(NamedTuple):
@@ -49,6 +56,8 @@ class Machine(NamedTuple):
     system: str
     architecture: str
     user: str
+    shell: str
+    """The login shell of the user, which reads all remote commands."""
     temporary: str
 
 
@@ -179,16 +188,14 @@ class Connections:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                return await self._start(
-                    self._argv(connection.socket_path, "no", command), theirs, theirs
-                ), ours
+                return await self._start(self._over(connection, command), theirs, theirs), ours
         except BaseException:
             ours.close()
             raise
 
     async def piped(self, connection: Connection, command: str) -> Session:
         """Run a remote command whose stdin and stdout are pipes."""
-        argv = self._argv(connection.socket_path, "no", command)
+        argv = self._over(connection, command)
         return await self._start(argv, asyncio.subprocess.PIPE, asyncio.subprocess.PIPE)
 
     async def run(self, command: str, stdin: bytes = b"") -> tuple[int, bytes, str]:
@@ -217,6 +224,9 @@ class Connections:
         except FileNotFoundError as error:
             raise missing() from error
         return Session(process)
+
+    def _over(self, connection: Connection, command: str) -> list[str]:
+        return self._argv(connection.socket_path, "no", for_shell(command, connection.machine.shell))
 
     def _argv(self, path: Path, master: str, command: str, seconds: float | None = None) -> list[str]:
         config = self._config
@@ -264,9 +274,9 @@ async def _greeting(session: Session) -> Machine | None:
     stdout = session.process.stdout
     assert stdout is not None
     while line := await stdout.readline():
-        words = line.decode(errors="replace").split(None, 4)
-        if len(words) == 5 and words[0] == MARK:
-            return Machine(words[1], words[2], words[3], words[4].strip())
+        words = line.decode(errors="replace").split(None, 5)
+        if len(words) == 6 and words[0] == MARK:
+            return Machine(words[1], words[2], words[3], words[4], words[5].strip())
     await session.wait()
     return None
 
@@ -289,6 +299,14 @@ def environment(mark: str) -> dict[str, str]:
     """That of this process, which has the address of the agent; ``mark`` is ``NAME=value``."""
     name, _, value = mark.partition("=")
     return {**os.environ, name: value}
+
+
+def for_shell(command: str, shell: str) -> str:
+    """A command that this login shell passes on as it is. Others than those of POSIX quote differently."""
+    if posixpath.basename(shell) in _POSIX or not {"\\", "\n", "!"} & {*command}:
+        return command
+    coded = base64.b64encode(command.encode(errors="surrogateescape")).decode()
+    return f"exec /bin/sh -c 'eval \"$(echo {coded} | base64 -d)\"'"
 
 
 def quoted(words: Sequence[str]) -> str:

@@ -41,11 +41,12 @@ from dutyfree.contract.errors import (
 from dutyfree.substrates.local.command_files import FilesByCommands
 from dutyfree.substrates.local.kill_script import MARK
 from dutyfree.substrates.ssh.config import SshConfig
-from dutyfree.substrates.ssh.connection import Connection, Connections, Session, quoted
+from dutyfree.substrates.ssh.connection import Connection, Connections, Session, for_shell, quoted
 from dutyfree.substrates.ssh.errors import last_line
 
 PREFIX = "exec-"
 OWNER = "DUTYFREE_SANDBOX"
+"""Its value ends with a full stop. Without it, the end of sandbox 1 would find the processes of 10."""
 MADE = b"dutyfree-made"
 KILL_SECONDS = 15.0
 TEXT_MAX = 120 << 10
@@ -59,7 +60,7 @@ TOOL_OUTPUT = 1 << 30
 _KILL = r"""
 hit() { [ "$2" = $$ ] || [ "$2" = 1 ] || { kill "$1" "$2" && found=1; }; }
 each() {
-  for file in $(grep -l "$2" /proc/[0-9]*/environ); do pid=${file#/proc/}; hit "$1" "${pid%/*}"; done
+  for file in $(grep -lF "$2" /proc/[0-9]*/environ); do pid=${file#/proc/}; hit "$1" "${pid%/*}"; done
   [ -n "$3" ] && for path in /proc/[0-9]*; do
     [ -e "$path/exe" ] || continue
     case $(readlink "$path/cwd") in
@@ -90,7 +91,7 @@ done
 mkdir "$2" "$2/work" "$2/tmp" && echo $$ >"$2/session" || exit 70
 echo dutyfree-made
 cat >/dev/null
-killed "DUTYFREE_SANDBOX=$2" "$PWD/$2"
+killed "DUTYFREE_SANDBOX=$2." "$PWD/$2"
 rm -rf "./$2" 2>/dev/null || { chmod -R u+rwX "./$2"; rm -rf "./$2"; }
 """
 )
@@ -208,7 +209,7 @@ class ExecSandbox(FilesByCommands):
         """None if the directory cannot be entered."""
         self._require_open()
         mark = secrets.token_hex(8)
-        given = {**self._environment, **variables, OWNER: self.id, MARK: mark}
+        given = {**self._environment, **variables, OWNER: f"{self.id}.", MARK: mark}
         command = quoted(
             (
                 *("/bin/sh", "-c", _RUN, "sh", mark, self._root),
@@ -216,11 +217,12 @@ class ExecSandbox(FilesByCommands):
                 *("env", "-i", *(f"{name}={value}" for name, value in given.items()), *_not_assigned(words)),
             )
         )
-        if len(command.encode(errors="surrogateescape")) > TEXT_MAX:
-            return not_started("the command is too long for ssh", NOT_RUNNABLE)
         self._running += 1
         try:
             async with self._connections.slot() as connection:
+                sent = for_shell(command, connection.machine.shell)
+                if len(sent.encode(errors="surrogateescape")) > TEXT_MAX:
+                    return not_started("the command is too long for ssh", NOT_RUNNABLE)
                 return await self._Execution(self, connection, mark, keep).run(command, stdin, timeout)
         except Unavailable as error:
             raise DispatchError(error.message, remedy=error.remedy) from error

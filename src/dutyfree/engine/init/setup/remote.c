@@ -204,6 +204,10 @@ int remote_run(const char *base, const char *name)
 	umask(022);
 	is_remote = shares_pids = true;
 	int error = check_base(base);
+	if (error == -EPERM) {
+		fprintf(stderr, "dutyfree-init: %s belongs to another user, or others can write to it\n", base);
+		return FAILED;
+	}
 	if (error)
 		return fail(base, -error);
 	remove_abandoned(base);
