@@ -132,6 +132,14 @@ class QuickCall:
     # --- The answer -------------------------------------------------------------------------------------
 
     def _answered(self) -> None:
+        try:
+            self._answer()
+        except Exception as error:  # noqa: BLE001 (a defect, which must not stop the sandbox's other answers)
+            _log.exception("the call %s failed", self._call.method)
+            self._channel.forget(self._number)
+            self._channel.send_later(Kind.ERROR, self._number, codec.encode(describe(error)))
+
+    def _answer(self) -> None:
         if self._ended or self._task is not None:
             return
         if self._cancelled:
