@@ -77,8 +77,13 @@ class Container:
 
     # --- Start ------------------------------------------------------------------------------------------
 
-    async def start(self, lower: LowerDirectories, limits: Limits, marks: dict[str, str]) -> None:
-        """Raises CreateError. ``marks`` are in the environment of the runtime's process."""
+    async def start(
+        self, lower: LowerDirectories, limits: Limits, marks: dict[str, str], image: Path | None = None
+    ) -> None:
+        """Raises CreateError. ``marks`` are in the environment of the runtime's process.
+
+        ``image``: a checkpoint of a container with the same lower directories.
+        """
         clock = [perf_counter()]
         try:
             groups = await anyio.to_thread.run_sync(self._prepare, lower, limits)
@@ -89,7 +94,7 @@ class Container:
         try:
             with theirs, open(self.directory / "said", "wb") as said:  # noqa: ASYNC230 (in a new directory)
                 self._process = await asyncio.create_subprocess_exec(
-                    *self._command(lower, limits, groups),
+                    *self._command(lower, limits, groups, image),
                     stdin=theirs.fileno(),
                     stdout=theirs.fileno(),
                     stderr=said,
@@ -102,8 +107,28 @@ class Container:
                 raise CreateError(f"{self.runtime.kind} cannot be started: {error}") from error
             raise
         self._guest = Guest(self.name, ours, self, explain=self.explain)
-        await self._guest.wait_ready(self._config.start_seconds)
+        if image is None:
+            await self._guest.wait_ready(self._config.start_seconds)
+        else:
+            await self._restored(self._guest)
         self.spans = await anyio.to_thread.run_sync(self._measured, clock)
+
+    async def _restored(self, guest: Guest) -> None:
+        """Wait until init answers: it said that it is ready before the checkpoint. Raises CreateError."""
+        try:
+            with anyio.fail_after(self._config.start_seconds):
+                await guest.ping()
+        except (SubstrateError, SandboxGone, TimeoutError) as error:
+            raise CreateError(f"{self.name} was not restored: {error}") from error
+
+    async def checkpoint(self, image: Path) -> None:
+        """Write the container to a directory, and end it. Raises CreateError."""
+        seconds = self._config.start_seconds
+        code, said = await self.runtime.call(
+            "checkpoint", "--image-path", str(image), self.name, seconds=seconds
+        )
+        if code:
+            raise CreateError(f"{self.runtime.kind} cannot checkpoint {self.name}: {said}")
 
     def _prepare(self, lower: LowerDirectories, limits: Limits) -> str:
         # runc enters this directory of ours for an exec; the container's own is in another mount namespace.
@@ -116,7 +141,7 @@ class Container:
         (self.directory / "config.json").write_bytes(msgspec.json.encode(wanted))
         return self.group.make(limits) if self.runtime.is_gvisor and self.runtime.host.version else ""
 
-    def _command(self, lower: LowerDirectories, limits: Limits, groups: str) -> list[str]:
+    def _command(self, lower: LowerDirectories, limits: Limits, groups: str, image: Path | None) -> list[str]:
         size = f"mode=755,size={limits.disk}" if limits.disk is not None else "mode=755"
         return [
             *(
@@ -130,11 +155,12 @@ class Container:
             ),
             *map(str, lower.paths),
             "--",
-            *self._run(),
+            *(
+                self.runtime.run(self.directory, self.name)
+                if image is None
+                else self.runtime.restore(self.directory, self.name, image)
+            ),
         ]
-
-    def _run(self) -> tuple[str, ...]:
-        return self.runtime.run(self.directory, self.name)
 
     def _measured(self, clock: list[float]) -> tuple[Span, ...]:
         """The parts of the creation: our own files, the mounts, and the runtime until init answered."""

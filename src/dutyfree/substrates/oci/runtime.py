@@ -68,6 +68,10 @@ class Runtime(NamedTuple):
             return ("/bin/sh", "-c", SOCKET, "sh", *words, "--preserve-fds", "1", name)
         return (*words, name)
 
+    def restore(self, bundle: Path, name: str, image: Path) -> tuple[str, ...]:
+        """Restore a checkpoint as a container whose init speaks on our standard streams. gVisor only."""
+        return (*self.base, "restore", "--bundle", str(bundle), "--image-path", str(image), name)
+
     def status(self, name: str) -> Path | None:
         """A file that a running container has a moment after its start. Until then crun does not know it."""
         return self.root / name / "status" if self.kind == "crun" else None

@@ -66,6 +66,8 @@ class Oci:
         self._node = node
         self._numbers = itertools.count(1)
         self._sandboxes: set[str] = set()
+        self._checkpoints: dict[tuple[Path, ...], Path] = {}
+        self._checkpointing = anyio.Lock()
         self._is_open = False
 
     # --- Opening ----------------------------------------------------------------------------------------
@@ -142,6 +144,11 @@ class Oci:
         return f"DUTYFREE_OWNER={self._base.name}"
 
     @property
+    def _marks(self) -> dict[str, str]:
+        name, _, value = self._mark.partition("=")
+        return {name: value}
+
+    @property
     def _engine(self) -> Node:
         require_open(self._is_open)
         assert self._node is not None
@@ -151,8 +158,26 @@ class Oci:
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
         run_stage.refuse_services(recipe, self.name)
-        async with self._lower(self._engine.checked(recipe or Recipe())):
-            pass
+        async with self._lower(self._engine.checked(recipe or Recipe())) as lower:
+            await self._image(lower)
+
+    async def _image(self, lower: LowerDirectories) -> Path | None:
+        """With ``restore``, a checkpoint of a container on these directories whose init is ready."""
+        if not self._config.restore:
+            return None
+        async with self._checkpointing:
+            if lower.paths not in self._checkpoints:
+                path = self._base / "layers" / f"checkpoint-{len(self._checkpoints)}"
+                await anyio.to_thread.run_sync(path.mkdir)
+                container, first_id = await anyio.to_thread.run_sync(self._new)
+                try:
+                    async with closing(_Destroyed(container)):
+                        await container.start(lower, Limits(), self._marks)
+                        await container.checkpoint(path)
+                finally:
+                    self._ids.release(first_id)
+                self._checkpoints[lower.paths] = path
+        return self._checkpoints[lower.paths]
 
     @asynccontextmanager
     async def sandbox(
@@ -170,12 +195,12 @@ class Oci:
             limits = msgspec.structs.replace(limits, pids=DEFAULT_PIDS)  # no fork bomb may reach the host
         asked = perf_counter()
         async with self._lower(recipe) as lower:
+            image = await self._image(lower)
             opened = perf_counter() - asked
             container, first_id = await anyio.to_thread.run_sync(self._new)
             try:
                 async with closing(_Destroyed(container)):
-                    marks = dict([self._mark.split("=", 1)])
-                    await container.start(lower, limits, marks)
+                    await container.start(lower, limits, self._marks, image)
                     if self._config.actions == "exec":
                         await container.known()
                     known = with_variables(lower.defaults, {"HOSTNAME": "sandbox"})
