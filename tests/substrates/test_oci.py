@@ -217,6 +217,22 @@ async def test_gvisor_ends_as_a_whole_at_a_limit() -> None:
             assert b"sleep 102" not in (await sandbox.exec("ps axww -o args")).stdout
 
 
+async def test_containers_restored_from_one_checkpoint() -> None:
+    need("runsc")
+    async with dutyfree.open("oci", runtime="runsc", restore=True) as oci:
+        await oci.prepare()
+        async with oci.sandbox() as one, oci.sandbox(limits=Limits(memory="200M")) as other:
+            await one.write("file", b"mine")
+            assert [entry.name for entry in await other.list(".")] == []
+            seen = await other.exec("echo $$ $HOSTNAME; pwd; sleep 100 & sleep 101", timeout=0.5)
+            assert seen.timed_out
+            assert seen.stdout.endswith(b" sandbox\n/workspace\n")
+            assert await one.read("file") == b"mine"
+            with pytest.raises(SandboxGone, match="memory"):
+                await other.exec(["python3", "-c", "print(len(b'x' * (512 << 20)))"])
+        assert await oci.sandboxes() == []
+
+
 # --- What is left -------------------------------------------------------------------------------------------
 
 HELD = """
