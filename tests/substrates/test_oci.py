@@ -15,7 +15,7 @@ import anyio.to_thread
 import pytest
 
 import dutyfree
-from dutyfree import Limits, Recipe, Stage, gc
+from dutyfree import Limits, Recipe, Stage, gc, study_image, substrates
 from dutyfree.conformance import CHECKS, Check
 from dutyfree.contract.abilities import Forkable, Pausable, Pooling, Resettable, Snapshottable
 from dutyfree.contract.errors import (
@@ -354,10 +354,29 @@ async def test_the_tier_gvisor_of_native() -> None:
         assert facts["runtime"].startswith("runsc ")
 
 
+@pytest.mark.slow
+async def test_the_tier_microvm_of_native() -> None:
+    found = await substrates.probe("vm")
+    if not found.available:
+        pytest.skip(f"vm: {found.detail}; to enable it: {found.remedy}")
+    image = str((await study_image.build(choose=False)).tar)
+    recipe = Recipe(stages=(Stage("setup", commands=("echo built > built",)),))
+    async with (
+        open_native(isolation="microvm", image=image) as tier,
+        tier.sandbox(recipe) as sandbox,
+        dutyfree.open("native", image=image) as native,
+        native.sandbox(recipe) as same,
+    ):
+        assert not isinstance(tier, Pooling)
+        assert await same.read("built") == await sandbox.read("built") == b"built\n"
+        kernels = [(await one.exec("uname -v")).stdout for one in (sandbox, same)]
+        assert kernels[0] != kernels[1]
+
+
 @pytest.mark.parametrize(
     ("name", "options", "complaint"),
     [
-        ("native", {"isolation": "microvm"}, "microvm"),
+        ("native", {"isolation": "microvm"}, "name an image"),
         ("native", {"isolation": "gvisor", "without": ("seccomp",)}, "without"),
         ("native", {"isolation": "gvisor", "limits": {"network": "on"}}, "network"),
         ("native-cold", {"isolation": "gvisor"}, "native-cold has no isolation"),

@@ -16,6 +16,8 @@ from dutyfree.contract.errors import OptionError
 from dutyfree.engine.node import NativeConfig, Node
 from dutyfree.substrates.oci.config import OciConfig
 from dutyfree.substrates.oci.substrate import Oci
+from dutyfree.substrates.vm.config import VmConfig
+from dutyfree.substrates.vm.substrate import Vm, VmSubstrate, opened_with
 
 
 class NativeTier:
@@ -23,7 +25,7 @@ class NativeTier:
 
     name = "native"
 
-    def __init__(self, config: NativeConfig, behind: Oci) -> None:
+    def __init__(self, config: NativeConfig, behind: Oci | VmSubstrate) -> None:
         self._config = config
         self._behind = behind
         self.host_address = behind.host_address
@@ -38,7 +40,8 @@ class NativeTier:
         limits: Limits | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> AbstractAsyncContextManager[Sandbox]:
-        return self._behind.sandbox(recipe, limits=limited(limits, self._config.limits), labels=labels)
+        merged = limited(limits, self._config.limits)
+        return self._behind.sandbox(recipe, limits=merged, labels=labels)
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
         await self._behind.prepare(recipe)
@@ -52,25 +55,36 @@ class NativeTier:
 
 
 def check(config: NativeConfig) -> None:
-    """Raises OptionError if the tier does not exist here, or if its options contradict."""
-    if config.isolation == "microvm":
+    """Raises OptionError if the options contradict."""
+    if config.isolation == "microvm" and config.image == "host":
         raise OptionError(
-            'native: there is no isolation "microvm" in this version', remedy='use "gvisor" or "namespace"'
+            "native: a microvm would need a disk with all of this host's /usr",
+            remedy="name an image, such as the tar that `dutyfree image build` makes",
         )
-    if config.limits.network not in (None, "off"):
+    if config.isolation == "gvisor" and config.limits.network not in (None, "off"):
         raise OptionError(f"native: sandboxes of {config.isolation} have no network", remedy="leave it out")
 
 
 async def probe(config: NativeConfig) -> Availability:
-    return await Oci.probe(_behind(config))
+    if config.isolation == "microvm":
+        return await Vm.probe(_machine(config))
+    return await Oci.probe(_container(config))
 
 
 @asynccontextmanager
 async def opened(config: NativeConfig, node: Node) -> AsyncIterator[NativeTier]:
     """The tier of these options on a node. Raises Unavailable."""
-    async with Oci(_behind(config), node) as oci:
-        yield NativeTier(config, oci)
+    if config.isolation == "microvm":
+        async with opened_with(_machine(config), node) as vm:
+            yield NativeTier(config, vm)
+    else:
+        async with Oci(_container(config), node) as oci:
+            yield NativeTier(config, oci)
 
 
-def _behind(config: NativeConfig) -> OciConfig:
+def _machine(config: NativeConfig) -> VmConfig:
+    return VmConfig(image=config.image, storage=config.storage)
+
+
+def _container(config: NativeConfig) -> OciConfig:
     return OciConfig(runtime="runsc", image=config.image, storage=config.storage)

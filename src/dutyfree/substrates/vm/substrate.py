@@ -29,6 +29,7 @@ from dutyfree.engine.host.file_system import storage_fact
 from dutyfree.engine.launcher.client import BINARY
 from dutyfree.engine.layers import run_stage
 from dutyfree.engine.layers.lower_directories import DirectoryLayers, LowerDirectories
+from dutyfree.engine.node import Node
 from dutyfree.engine.sandbox.guest import Guest
 from dutyfree.engine.sandbox.init_sandbox import InitSandbox
 from dutyfree.engine.store.locks import try_lock
@@ -121,11 +122,18 @@ async def _opened(config: VmConfig) -> AsyncIterator[VmSubstrate]:
     if image == STUDY:
         image = str((await study_image.build(choose=False)).tar)
     async with AsyncExitStack() as stack:
-        directory = await stack.enter_async_context(_directory())
         native = await stack.enter_async_context(Native(NativeConfig(image=image)))
+        yield await stack.enter_async_context(opened_with(config, native.node))
+
+
+@asynccontextmanager
+async def opened_with(config: VmConfig, node: Node) -> AsyncIterator[VmSubstrate]:
+    """The substrate on the layers and the default image of an open engine. Raises Unavailable."""
+    async with AsyncExitStack() as stack:
+        directory = await stack.enter_async_context(_directory())
         scratch = directory / "layers"
         await anyio.to_thread.run_sync(partial(scratch.mkdir, mode=0o700))
-        layers = native.node.directories(scratch)
+        layers = node.directories(scratch)
         stack.push_async_callback(layers.close)
         yield await stack.enter_async_context(opened_on(config, layers, directory))
 
