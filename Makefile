@@ -9,7 +9,7 @@ DEVELOPED := $(VENV)/.developed
 TESTED := git python3-pip debootstrap chromium docker-registry busybox-static uidmap openssh-server crun runc runsc qemu-system-x86 lz4
 
 .DEFAULT_GOAL := help
-.PHONY: help linux setup study study-all test test-slow test-integrations test-vm test-vm-substrate check format bench soak fuzz docs clean
+.PHONY: help linux setup study study-all test test-slow test-integrations test-vm test-vm-substrate k8s-up k8s-down test-k8s check format bench soak fuzz docs clean
 
 help: ## Show this
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -64,6 +64,17 @@ test-vm-substrate: linux $(DEVELOPED) ## The substrate vm, its conformance too: 
 
 test-vm: $(DEVELOPED) ## The native engine in a virtual machine: control groups v2, as root and without
 	PYTHON=$(BIN)/python scripts/vm-test $(ARGS)
+
+k8s-up: ## Start a Kubernetes cluster of one node, unless ours runs; prints the path of its kubeconfig
+	@scripts/k8s-cluster up
+
+k8s-down: ## End it, and undo what it changed on this machine
+	@scripts/k8s-cluster down
+
+test-k8s: linux $(DEVELOPED) ## All checks of pods, in both ways, and a study on them; starts a cluster if there is none
+	scripts/host-tools $(TESTED)
+	[ -n "$$KUBECONFIG" ] || scripts/k8s-cluster up
+	$(BIN)/python -m pytest -n 4 --dist loadscope -m kubernetes tests $(ARGS)
 
 check: $(DEVELOPED) ## Linters, types, and a source for every number in the documentation
 	$(BIN)/ruff check .

@@ -30,6 +30,7 @@ import native
 import network
 import pause
 import peers
+import pods
 import scheduler
 import service
 import storage
@@ -129,6 +130,7 @@ PARTS: dict[str, Part] = {
     "runtimes": ("native", peers.runtimes, lambda rounds: max(10, rounds // 4)),
     "docker": ("docker", beside_docker, lambda rounds: max(10, rounds // 4)),
     "vm": ("vm", vm.machines, lambda rounds: max(10, rounds // 4)),
+    "pods": ("kubernetes", pods.best, lambda rounds: max(10, rounds // 4)),
 }
 """Name → the substrate that it needs, the measurement, and its repetitions for a number of rounds."""
 

@@ -51,7 +51,11 @@ HARMLESS = {
 }
 """Calls that BlockBuster takes for blocking, and where they are not."""
 
-FIXTURES = {"native": {"native", "impatient", "patient"}, "docker": {"docker", "engine"}}
+FIXTURES = {
+    "native": {"native", "impatient", "patient"},
+    "docker": {"docker", "engine"},
+    "kubernetes": {"cluster"},
+}
 """Markers, and the fixtures that imply them."""
 
 
@@ -79,6 +83,8 @@ def blocking_calls_fail(request: pytest.FixtureRequest) -> Iterator[None]:
         # A substrate is looked up and imported once.
         found.can_block_in("<frozen importlib._bootstrap>", "_find_and_load")
         found.can_block_in("importlib/metadata/__init__.py", "entry_points")
+        # In a thread, with an event loop of its own.
+        found.can_block_in("substrates/kubernetes/api.py", "_client")
         if name in HARMLESS:
             found.can_block_in(*HARMLESS[name])
     watch.activate()
@@ -133,6 +139,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"docker: {found.detail}; to enable it: scripts/docker-engine start")
     if item.get_closest_marker("vm") and not (found := probed("vm")).available:
         pytest.skip(f"vm: {found.detail}; to enable it: {found.remedy}")
+    if item.get_closest_marker("kubernetes") and not (found := probed("kubernetes")).available:
+        pytest.skip(f"kubernetes: {found.detail}; to enable it: make k8s-up")
 
 
 @pytest.fixture

@@ -51,7 +51,12 @@ async def collect(*, spare: int = Budget().disk, dry_run: bool = False) -> list[
     """Find all leftovers, and remove them unless ``dry_run``. Keep ``spare`` bytes of unused layers."""
     found = await anyio.to_thread.run_sync(lambda: list(_local(spare, dry_run)))
     return (
-        found + await _docker(dry_run) + await _e2b(dry_run) + await _daytona(dry_run) + await _cloud(dry_run)
+        found
+        + await _docker(dry_run)
+        + await _e2b(dry_run)
+        + await _daytona(dry_run)
+        + await _cloud(dry_run)
+        + await _kubernetes(dry_run)
     )
 
 
@@ -264,3 +269,24 @@ async def _cloud(dry_run: bool) -> list[Leftover]:
 
     found = await anyio.to_thread.run_sync(leftovers.collect, dry_run)
     return [Leftover("cloud instance", what, failure=failure) for what, failure in found]
+
+
+# --- Kubernetes ----------------------------------------------------------------------------------------
+
+
+async def _kubernetes(dry_run: bool) -> list[Leftover]:
+    """Pods of dead owners in the cluster that the usual kubeconfig names, if there is one and it answers."""
+    from dutyfree.substrates.kubernetes.api import ApiError, ApiLost, connect
+    from dutyfree.substrates.kubernetes.config import KubernetesConfig
+    from dutyfree.substrates.kubernetes.ownership import remove_leftovers
+
+    try:
+        api = await connect(KubernetesConfig(answer_seconds=10.0))
+    except Unavailable:
+        return []  # it is not used here
+    try:
+        return [Leftover("pod", name) for name in await remove_leftovers(api, dry_run=dry_run)]
+    except (ApiError, ApiLost):
+        return []  # a cluster that was removed, or of which this account may read nothing
+    finally:
+        await api.close()

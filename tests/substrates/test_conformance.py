@@ -54,6 +54,10 @@ SUBSTRATES = [
     ),
     pytest.param("vm restore=true", marks=[pytest.mark.vm, pytest.mark.slow], id="vm"),
     pytest.param("vm restore=true actions=exec", marks=[pytest.mark.vm, pytest.mark.slow], id="vm-exec"),
+    pytest.param("kubernetes", marks=[pytest.mark.kubernetes, pytest.mark.slow]),
+    pytest.param(
+        "kubernetes actions=exec", marks=[pytest.mark.kubernetes, pytest.mark.slow], id="kubernetes-exec"
+    ),
     pytest.param("ssh", marks=pytest.mark.slow),
     pytest.param("ssh actions=exec", marks=pytest.mark.slow, id="ssh-exec"),
     pytest.param("cloud", marks=pytest.mark.slow),

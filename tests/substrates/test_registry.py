@@ -40,10 +40,11 @@ def distribution(tmp_path, monkeypatch):
 
 def test_ours_are_known():
     assert substrates.names()[:2] == ("bare", "native")
-    assert substrates.names()[8:17] == (
+    assert substrates.names()[8:18] == (
         "docker",
         "oci",
         "vm",
+        "kubernetes",
         "ssh",
         "cloud",
         "hosted",

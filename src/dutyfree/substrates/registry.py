@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dutyfree.substrates.docker.substrate import DockerSubstrate
     from dutyfree.substrates.e2b import E2B
     from dutyfree.substrates.hosted import Hosted
+    from dutyfree.substrates.kubernetes.substrate import KubernetesSubstrate
     from dutyfree.substrates.native import Native
     from dutyfree.substrates.oci import Oci
     from dutyfree.substrates.scripted import Scripted
@@ -54,6 +55,7 @@ BUILT_IN = {
     "docker": "dutyfree.substrates.docker:Docker",
     "oci": "dutyfree.substrates.oci:Oci",
     "vm": "dutyfree.substrates.vm:Vm",
+    "kubernetes": "dutyfree.substrates.kubernetes:Kubernetes",
     "ssh": "dutyfree.substrates.ssh:Ssh",
     "cloud": "dutyfree.substrates.cloud:Cloud",
     "hosted": "dutyfree.substrates.hosted:Hosted",
@@ -141,6 +143,8 @@ def open(name: Literal["docker"], **options: Any) -> AbstractAsyncContextManager
 def open(name: Literal["oci"], **options: Any) -> AbstractAsyncContextManager[Oci]: ...
 @overload
 def open(name: Literal["vm"], **options: Any) -> AbstractAsyncContextManager[VmSubstrate]: ...
+@overload
+def open(name: Literal["kubernetes"], **options: Any) -> AbstractAsyncContextManager[KubernetesSubstrate]: ...
 @overload
 def open(name: Literal["ssh"], **options: Any) -> AbstractAsyncContextManager[Ssh]: ...
 @overload

@@ -1,8 +1,8 @@
 /* dutyfree-init: the one C program of the engine. Each owner starts it once, as "dutyfree-init
  * launcher FD[:WALLS]"; WALLS is a sum of enum wall. In a container of another runtime it is PID 1, as "dutyfree-init
- * guest"; on a machine that is reached by ssh it is "dutyfree-init remote BASE NAME"; in a virtual machine it is the
- * kernel's first process, as "dutyfree-init machine". As "dutyfree-init bundle ..." it mounts the root of a container and
- * executes a runtime.
+ * guest"; in a pod it is PID 1 as "dutyfree-init pod", which "dutyfree-init join" gives a stream; on a machine that is
+ * reached by ssh it is "dutyfree-init remote BASE NAME"; in a virtual machine it is the kernel's first process, as
+ * "dutyfree-init machine". As "dutyfree-init bundle ..." it mounts the root of a container and executes a runtime.
  *
  * Rooms: launcher/ creates sandboxes; setup/ turns a clone of the launcher into a sandbox; pid1/ is init, PID 1 of a
  * sandbox; egress/ makes network connections for sandboxes. protocol.h is what the owner and this program send to each
@@ -13,6 +13,7 @@
 #include "setup/bundle.h"
 #include "setup/guest.h"
 #include "setup/machine.h"
+#include "setup/pod.h"
 #include "setup/remote.h"
 #include "setup/seccomp.h"
 #include "sys.h"
@@ -91,6 +92,12 @@ int main(int argc, char **argv)
 	}
 	if (argc == 2 && strcmp(argv[1], "tsc") == 0)
 		return machine_print_tsc();
+	if (argc == 2 && strcmp(argv[1], "pod") == 0) {
+		reset_signals();
+		return pod_run();
+	}
+	if (argc == 2 && strcmp(argv[1], "join") == 0)
+		return pod_join();
 	if (argc == 4 && strcmp(argv[1], "remote") == 0) {
 		reset_signals();
 		return remote_run(argv[2], argv[3]);
@@ -98,7 +105,8 @@ int main(int argc, char **argv)
 	if (argc >= 2 && strcmp(argv[1], "bundle") == 0)
 		return bundle_run(argc - 2, argv + 2);
 	if (argc < 3 || argc > 4 || strcmp(argv[1], "launcher") != 0) {
-		fputs("usage: dutyfree-init launcher FD[:WALLS] | guest [3] | machine | remote BASE NAME | bundle ... | tsc | version\n",
+		fputs("usage: dutyfree-init launcher FD[:WALLS] | guest [3] | pod | join | machine | remote BASE NAME | bundle ... | "
+		      "tsc | version\n",
 		      stderr);
 		return 64;
 	}

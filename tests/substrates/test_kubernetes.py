@@ -1,0 +1,351 @@
+"""The substrate ``kubernetes`` on a real cluster: both ways of actions, failures, the pool, killed owners."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import pytest
+
+import dutyfree
+from dutyfree import Limits, Recipe, substrates
+from dutyfree.conformance import CHECKS, Check
+from dutyfree.contract.errors import (
+    CreateError,
+    DutyfreeError,
+    ExecError,
+    SandboxClosed,
+    SandboxGone,
+    Unavailable,
+    verdict,
+)
+from dutyfree.substrates.kubernetes import status
+from dutyfree.substrates.kubernetes.api import Api, ApiError, connect
+from dutyfree.substrates.kubernetes.config import KubernetesConfig
+from dutyfree.substrates.kubernetes.execution import MarkedStream
+from dutyfree.substrates.kubernetes.ownership import GROUP, OURS, delete, listed, remove_leftovers
+from dutyfree.substrates.kubernetes.ownership import OWNER as OWNER_LABEL
+from dutyfree.substrates.kubernetes.substrate import KubernetesSubstrate
+from dutyfree.substrates.kubernetes.watch import PodWatch
+from tests.awaiting import enter, together, until, until_not
+from tests.processes import speaking_python
+
+INIT = ("timeout_kills_the_tree", "stdin_of_ten_megabytes", "tree_round_trip", "streaming")
+EXEC = ("exit_codes", "unread_stdin", "leaving_ends_what_runs", "timeout_kills_the_disguised")
+"""What depends on the stream. The other checks are slow tests in ``test_conformance``."""
+
+
+@pytest.fixture(scope="module")
+async def cluster() -> AsyncIterator[Api]:
+    """The API of the cluster, as the substrate uses it."""
+    api = await connect(KubernetesConfig())
+    yield api
+    await api.close()
+
+
+@pytest.fixture(scope="module")
+async def pods(cluster: Api) -> AsyncIterator[KubernetesSubstrate]:
+    async with dutyfree.open("kubernetes") as opened:
+        await opened.prepare()
+        yield opened
+
+
+@pytest.mark.parametrize("check", [check for check in CHECKS if check.name in INIT], ids=str)
+async def test_conformance(pods: KubernetesSubstrate, check: Check) -> None:
+    await check(pods)
+
+
+@pytest.fixture(scope="module")
+async def by_exec(cluster: Api) -> AsyncIterator[KubernetesSubstrate]:
+    async with dutyfree.open("kubernetes", actions="exec") as opened:
+        await opened.prepare()
+        yield opened
+
+
+@pytest.mark.parametrize("check", [check for check in CHECKS if check.name in EXEC], ids=str)
+async def test_conformance_by_exec(by_exec: KubernetesSubstrate, check: Check) -> None:
+    await check(by_exec)
+
+
+# --- Pods -------------------------------------------------------------------------------------------------
+
+
+async def test_what_a_pod_is(pods: KubernetesSubstrate, cluster: Api) -> None:
+    """No token, no restart, a deadline, an owner, limits, and spans from its conditions."""
+    limits = Limits(cpus=0.5, memory="128M")
+    async with pods.sandbox(limits=limits, labels={"job": "a b", "team": "x"}) as sandbox:
+        assert [span.name for span in sandbox.spans] == ["create", "schedule", "initialise", "start", "init"]
+        pod = await cluster.request("GET", cluster.path("pods", sandbox.id))
+        spec, container = pod["spec"], pod["spec"]["containers"][0]
+        assert container["resources"]["limits"] == {"cpu": "500m", "memory": str(limits.memory)}
+        assert (spec["automountServiceAccountToken"], spec["restartPolicy"]) == (False, "Never")
+        assert spec["activeDeadlineSeconds"] == KubernetesConfig().lifetime_seconds
+        assert [owner["kind"] for owner in pod["metadata"]["ownerReferences"]] == ["Lease"]
+        assert pod["metadata"]["labels"]["team"] == "x"
+        assert json.loads(pod["metadata"]["annotations"]["dutyfree.labels"]) == {"job": "a b", "team": "x"}
+        seen = await sandbox.exec("ls /var/run/secrets; tr '\\0' ' ' </proc/1/cmdline; env")
+        assert b"serviceaccount" not in seen.stdout
+        assert b"/.dutyfree/init pod" in seen.stdout
+        assert b"KUBERNETES_" not in seen.stdout
+        assert await pods.sandboxes() == [sandbox.id]
+    assert await pods.sandboxes() == []
+
+
+async def test_an_image_without_init_gets_it_over_the_stream(cluster: Api) -> None:
+    for program in ("stream", "host"):
+        async with (
+            dutyfree.open("kubernetes", program=program) as opened,
+            opened.sandbox(labels={"program": program}) as sandbox,
+        ):
+            assert (await sandbox.exec("echo fine")).stdout == b"fine\n"
+            await sandbox.write("large", bytes(5 << 20))
+            assert len(await sandbox.read("large")) == 5 << 20
+
+
+async def test_the_process_that_holds_the_stream_is_killed(pods: KubernetesSubstrate) -> None:
+    """Root in the pod can do that, so it is the agent's doing."""
+    async with pods.sandbox() as sandbox:
+        with pytest.raises(SandboxGone, match="killed the process that holds the stream") as caught:
+            await sandbox.exec("kill -KILL -1")
+        assert verdict(caught.value) == "task"
+
+
+async def test_commands_cannot_reach_init(pods: KubernetesSubstrate) -> None:
+    attempts = """
+        for fd in 0 1 2 3 4 5 6 7 100; do ( : < /proc/1/fd/$fd ) 2>/dev/null && echo "read $fd"; done
+        for limit in AS NOFILE; do
+            python3 -c "from resource import *; prlimit(1, RLIMIT_$limit, (1, 1))" 2>/dev/null && echo $limit
+        done
+        python3 -c "from socket import *; socket(1).connect('\\0dutyfree-init')" 2>/dev/null && echo joined
+        kill -KILL 1; kill -STOP 1; kill -TERM 1
+        echo end
+    """
+    async with pods.sandbox() as sandbox:
+        seen = await sandbox.exec(attempts)
+        assert seen.stdout == b"end\n", seen
+        assert (await sandbox.exec("echo still here")).stdout == b"still here\n"
+
+
+# --- Failures ---------------------------------------------------------------------------------------------
+
+
+async def test_a_pod_that_is_deleted_from_outside(pods: KubernetesSubstrate, cluster: Api) -> None:
+    failures: list[DutyfreeError] = []
+
+    async def run(sandbox: dutyfree.Sandbox) -> None:
+        try:
+            await sandbox.exec("sleep 1000")
+        except DutyfreeError as error:
+            failures.append(error)
+
+    async with pods.sandbox() as sandbox, anyio.create_task_group() as tasks:
+        tasks.start_soon(run, sandbox)
+        await sandbox.exec("true")
+        await delete(cluster, "pods", sandbox.id, grace=1)
+    assert isinstance(failures[0], SandboxClosed), failures
+    assert verdict(failures[0]) == "infrastructure"
+    assert "was deleted" in str(failures[0])
+
+
+async def test_an_image_that_cannot_be_pulled(pods: KubernetesSubstrate) -> None:
+    with pytest.raises(
+        CreateError, match=r"the image cannot be pulled: 127\.0\.0\.1:1/no/such.*pull_secrets"
+    ):
+        await enter(pods.sandbox(Recipe(image="127.0.0.1:1/no/such:image")))
+
+
+async def test_no_node_is_large_enough(cluster: Api) -> None:
+    async with dutyfree.open("kubernetes", create_seconds=3) as opened:
+        with pytest.raises(
+            CreateError, match=r"no node could take the pod .* Insufficient cpu.*ask for less"
+        ):
+            await enter(opened.sandbox(limits=Limits(cpus=10_000)))
+
+
+async def test_a_quota(cluster: Api) -> None:
+    namespace = f"dutyfree-quota-{os.getpid()}"
+    await cluster.request("POST", "/api/v1/namespaces", body={"metadata": {"name": namespace}})
+    try:
+        quota = {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+        path = f"/api/v1/namespaces/{namespace}/resourcequotas"
+        await cluster.request("POST", path, body=quota)
+
+        async def is_counted() -> bool:
+            found = await cluster.request("GET", f"{path}/none")
+            return bool((found.get("status") or {}).get("hard"))
+
+        await until(is_counted)
+        async with dutyfree.open("kubernetes", namespace=namespace) as opened:
+            with pytest.raises(CreateError, match=r"exceeded quota.*raise the namespace's quota"):
+                await enter(opened.sandbox())
+    finally:
+        await cluster.request("DELETE", f"/api/v1/namespaces/{namespace}")
+
+
+@pytest.mark.parametrize("limits", [Limits(pids=10), Limits(disk=1 << 20), Limits(network="off")])
+async def test_limits_that_a_pod_cannot_have(pods: KubernetesSubstrate, limits: Limits) -> None:
+    with pytest.raises(CreateError, match=r"kubernetes cannot limit|is not known"):
+        await enter(pods.sandbox(limits=limits))
+
+
+async def test_nobody_listens(tmp_path: Any) -> None:
+    config = tmp_path / "config"
+    config.write_text(
+        json.dumps(
+            {
+                "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
+                "users": [{"name": "u", "user": {"token": "t"}}],
+                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+                "current-context": "c",
+            }
+        )
+    )
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1 does not answer"):
+        await enter(dutyfree.open("kubernetes", kubeconfig=str(config)))
+    found = await substrates.probe("kubernetes", kubeconfig=str(tmp_path / "none"))
+    assert not found.available
+    assert "cannot be used" in found.detail
+
+
+# --- The pool ---------------------------------------------------------------------------------------------
+
+
+async def test_owners_share_a_pool_and_never_take_the_same_pod(cluster: Api) -> None:
+    """Two owners take twelve pods of one pool at once; all are different, and nothing is left."""
+    options: dict[str, Any] = {"ready": 3, "pool": f"test-{os.getpid()}"}
+    taken: list[str] = []
+    async with (
+        dutyfree.open("kubernetes", **options) as one,
+        dutyfree.open("kubernetes", **options) as other,
+    ):
+        for opened in (one, other):
+            await opened.prepare()
+        released = anyio.Event()
+
+        async def use(opened: KubernetesSubstrate) -> None:
+            async with opened.sandbox() as sandbox:
+                taken.append(f"{sandbox.id} {sandbox.spans[0].name}")
+                if len(taken) == 8:
+                    released.set()
+                await released.wait()
+                assert (await sandbox.exec("hostname")).stdout.decode().strip() == sandbox.id
+
+        with anyio.fail_after(120):
+            await together(*[lambda opened=opened: use(opened) for opened in (one, other) * 4])
+        assert len({line.split()[0] for line in taken}) == 8, taken
+        assert sum(line.endswith(" ready") for line in taken) >= 6, taken
+        mine, theirs = one._lease.owner, other._lease.owner
+    left = await listed(cluster, f"{OWNER_LABEL} in ({mine}, {theirs})")
+    assert all(status.is_removed(pod) for pod in left)
+
+
+# --- The watch --------------------------------------------------------------------------------------------
+
+
+async def test_the_watch_goes_on_from_a_version_that_is_forgotten(cluster: Api) -> None:
+    name = f"dutyfree-watch-{os.getpid()}"
+    watch = PodWatch(cluster, f"{OURS}=0,name={name}")
+    await watch.start()
+    try:
+        watch._version = "1"  # compacted, or too old for the server's cache: it lists again
+        body = {
+            "metadata": {"name": name, "labels": {OURS: "0", "name": name}},
+            "spec": {
+                "nodeSelector": {"no": "node"},
+                "containers": [{"name": "sandbox", "image": "none"}],
+            },
+        }
+        await cluster.request("POST", cluster.path("pods"), body=body)
+        with anyio.fail_after(60):
+            await watch.until(name, lambda pod: True if pod is not None else None)
+            assert await delete(cluster, "pods", name, grace=0)
+            await watch.until(name, lambda pod: True if pod is None else None)
+    finally:
+        await watch.close()
+
+
+# --- Killed -----------------------------------------------------------------------------------------------
+
+OWNER = """
+    import json, sys, anyio, dutyfree
+
+    async def main():
+        async with dutyfree.open("kubernetes", **json.loads(sys.argv[1])) as opened:
+            await opened.prepare()
+            async with opened.sandbox() as sandbox:
+                print(sandbox.id, opened._lease.name, flush=True)
+                await sandbox.exec("sleep 98764")
+
+    anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("options", [{}, {"actions": "exec", "ready": 1}], ids=["init", "exec-ready"])
+async def test_a_killed_owner_leaves_nothing(cluster: Api, options: dict[str, Any]) -> None:
+    options = {**options, "pool": f"killed-{os.getpid()}"}
+    with speaking_python(OWNER, json.dumps(options)) as (process, line):
+        name, lease = line.split()
+        process.kill()
+        process.wait()
+
+    async def living() -> list[str]:
+        found = await listed(cluster, f"{OWNER_LABEL}={lease.removeprefix('dutyfree-')}")
+        return [pod["metadata"]["name"] for pod in found if not status.is_removed(pod)]
+
+    assert name in await living()
+    if not options.get("actions"):
+        # Nobody has to come back: the stream ended, and with it init.
+        async def has_ended() -> bool:
+            return status.has_ended(await cluster.request("GET", cluster.path("pods", name)))
+
+        await until(has_ended)
+    await remove_leftovers(cluster)  # as each opening does
+    await until_not(living)
+    with pytest.raises(ApiError, match="not found"):
+        await cluster.request("GET", cluster.path("leases", lease, group=GROUP))
+
+
+# --- Values -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_a_mark_in_any_pieces(size: int) -> None:
+    stream = b"output\nmar mark\n" + b"\nmark 17\n" + b"of a process in the background"
+    found = MarkedStream(b"mark", 1000)
+    for at in range(0, len(stream), size):
+        found.add(stream[at : at + size])
+    assert found.word == b"17"
+    assert found.value() == (b"output\nmar mark\n", 0)
+
+
+def pod(state: dict[str, Any] | None = None, **given: Any) -> dict[str, Any]:
+    states = [{"name": "sandbox", "state": state}] if state else []
+    return {
+        "metadata": {"name": "p"},
+        "spec": {"nodeName": "n", "containers": [{"image": "i"}]},
+        "status": {"phase": "Running", "containerStatuses": states, **given},
+    }
+
+
+LOST = [{"type": "Ready", "status": "False", "reason": "NodeStatusUnknown", "message": "Kubelet stopped"}]
+FULL = "Pod ephemeral local storage usage exceeds the total limit of containers 1Mi. "
+ENDINGS = [
+    (pod({"running": {}}), type(None), ""),
+    (None, SandboxClosed, "was deleted"),
+    (pod({"running": {}}, conditions=LOST), ExecError, "the node n of the pod p is lost: Kubelet stopped"),
+    (pod(phase="Failed", reason="Evicted", message="The node was low on memory."), ExecError, "was evicted"),
+    (pod(phase="Failed", reason="Evicted", message=FULL), SandboxGone, "was evicted"),
+    (pod(phase="Failed", reason="DeadlineExceeded"), SandboxClosed, "lifetime_seconds"),
+    (pod({"terminated": {"reason": "OOMKilled", "exitCode": 137}}), SandboxGone, "its memory limit"),
+    (pod({"terminated": {"reason": "Completed", "exitCode": 0}}), ExecError, "Completed, exit code 0"),
+]
+
+
+@pytest.mark.parametrize(("given", "kind", "said"), ENDINGS)
+def test_why_a_pod_ended(given: dict[str, Any] | None, kind: type, said: str) -> None:
+    found = status.ending(given, "p")
+    assert type(found) is kind
+    assert said in str(found)
