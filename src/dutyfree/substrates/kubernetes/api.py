@@ -59,6 +59,11 @@ class Api:
 
     def __init__(self, client: Any, namespace: str, source: str, answer_seconds: float) -> None:
         self._client = client
+        self._settings = client.configuration
+        rest = client.rest_client
+        # Its session has the certificates; newer clients make it with the first request.
+        self._session: aiohttp.ClientSession = rest.pool_manager or rest._create_pool_manager()
+        rest.pool_manager = self._session
         self.namespace = namespace
         self.source = source
         """The kubeconfig, or what else named the cluster."""
@@ -66,7 +71,7 @@ class Api:
 
     @property
     def server(self) -> str:
-        return str(self._client.configuration.host)
+        return str(self._settings.host)
 
     def path(self, kind: str, name: str = "", *, group: str = "") -> str:
         """The path of the objects of a kind in the namespace, or of one of them."""
@@ -85,53 +90,37 @@ class Api:
         """Raises ApiError, ApiLost."""
         import aiohttp
 
-        timeout = aiohttp.ClientTimeout(total=self._answer_seconds)
         try:
-            response = await self._send(method, path, query, body, content, timeout)
-            data = await response.read()
+            async with self._session.request(
+                method,
+                self._url(path, query or {}),
+                headers={**await self._login(), "Accept": JSON, "Content-Type": content},
+                data=None if body is None else msgspec.json.encode(body),
+                timeout=aiohttp.ClientTimeout(total=self._answer_seconds),
+                **self._route(),
+            ) as response:
+                return _decoded(response.status, await response.read())
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError too
             raise ApiLost(self._lost(error)) from error
-        return _decoded(response.status, data)
-
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, object] | None,
-        body: object,
-        content: str,
-        timeout: aiohttp.ClientTimeout,
-    ) -> Any:
-        if query:
-            path += "?" + urlencode(query, quote_via=quote)
-        verb, url, headers, body, _ = await self._client.param_serialize(
-            method,
-            path,
-            header_params={"Accept": JSON, "Content-Type": content},
-            body=body,
-            auth_settings=["BearerToken"],
-        )
-        return await self._client.call_api(verb, url, headers, body, _request_timeout=timeout)
-
-    def _lost(self, error: Exception) -> str:
-        return f"the API server {self.server} does not answer: {str(error) or type(error).__name__}"
 
     async def events(self, path: str, query: Mapping[str, object]) -> AsyncIterator[Object]:
         """The events of a watch, until the server ends it. Raises ApiError, ApiLost."""
         import aiohttp
 
         # The server ends the watch after this time. So a connection that is silent for longer is broken.
-        timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=self._answer_seconds, sock_read=WATCH_SECONDS + self._answer_seconds
-        )
-        query = {**query, "watch": 1, "timeoutSeconds": WATCH_SECONDS}
+        silent = WATCH_SECONDS + self._answer_seconds
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._answer_seconds, sock_read=silent)
+        query = {**query, "watch": "1", "timeoutSeconds": WATCH_SECONDS}
         try:
-            response = await self._send("GET", path, query, None, JSON, timeout)
-            raw = response.response
-            try:
+            async with self._session.get(
+                self._url(path, query),
+                headers={**await self._login(), "Accept": JSON},
+                timeout=timeout,
+                **self._route(),
+            ) as response:
                 if response.status != 200:
                     _decoded(response.status, await response.read())
-                async for line in raw.content:
+                async for line in response.content:
                     event = msgspec.json.decode(line)
                     if event["type"] == "ERROR":
                         found = event["object"]
@@ -139,8 +128,6 @@ class Api:
                             found.get("code", 500), found.get("message", ""), found.get("reason", "")
                         )
                     yield event
-            finally:
-                raw.close()
         except (aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
             raise ApiLost(self._lost(error)) from error
 
@@ -150,29 +137,17 @@ class Api:
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
         """Run a command in a pod; its streams are channels of the websocket. Raises ApiError, ApiLost."""
         import aiohttp
-        import yarl
 
-        words = [("command", word.encode(errors="surrogateescape")) for word in command]
         flags = {"container": container, "stdin": str(stdin).lower(), "stdout": "true", "stderr": "true"}
-        query = urlencode([*flags.items(), *words], quote_via=quote)
-        _, url, headers, _, _ = await self._client.param_serialize(
-            "GET", self.path("pods", pod) + "/exec", auth_settings=["BearerToken"]
-        )
-        rest = self._client.rest_client
-        if rest.pool_manager is None:
-            rest.pool_manager = rest._create_pool_manager()
+        words = [("command", word.encode(errors="surrogateescape")) for word in command]
         try:
             socket = await asyncio.wait_for(
-                rest.pool_manager.ws_connect(
-                    yarl.URL(f"{url.replace('http', 'ws', 1)}?{query}", encoded=True),
-                    headers=headers,
+                self._session.ws_connect(
+                    self._url(self.path("pods", pod) + "/exec", [*flags.items(), *words]),
+                    headers=await self._login(),
                     protocols=(CHANNELS,),
                     max_msg_size=0,
-                    proxy=rest.proxy,
-                    proxy_headers=rest.proxy_headers,
-                    server_hostname=self._client.configuration.tls_server_name or None,
-                    # The default compresses, and no API server does.
-                    compress=0,
+                    **self._route(),
                 ),
                 self._answer_seconds,
             )
@@ -185,6 +160,28 @@ class Api:
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_SECONDS):
                 await socket.close()
+
+    def _url(self, path: str, query: Mapping[str, object] | Sequence[tuple[str, str | bytes]]) -> Any:
+        import yarl
+
+        asked = f"?{urlencode(query, quote_via=quote)}" if query else ""
+        return yarl.URL(f"{self.server}{path}{asked}", encoded=True)
+
+    async def _login(self) -> dict[str, str]:
+        """The headers with the token; the client renews it. A certificate is in the session already."""
+        found = (await self._settings.auth_settings()).values()
+        return {each["key"]: each["value"] for each in found if each.get("in") == "header"}
+
+    def _route(self) -> dict[str, Any]:
+        route = {
+            "proxy": self._settings.proxy,
+            "proxy_headers": self._settings.proxy_headers,
+            "server_hostname": self._settings.tls_server_name,
+        }
+        return {name: value for name, value in route.items() if value}
+
+    def _lost(self, error: Exception) -> str:
+        return f"the API server {self.server} does not answer: {str(error) or type(error).__name__}"
 
     async def close(self) -> None:
         await self._client.close()
