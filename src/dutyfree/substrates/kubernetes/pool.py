@@ -1,7 +1,8 @@
 """Pods that run before they are asked for. Owners share them: whoever takes one marks it as its own.
 
-A pod is taken by a patch that holds only for the version that was seen, so two owners never take the same
-one. Each owner keeps ``count`` pods of the kinds that it uses, and removes its unused ones when it closes.
+A pod is taken by a patch that the server applies only while the pod is marked as ready, so two owners never
+take the same one. Each owner keeps ``count`` pods of the kinds that it uses, and removes its unused ones when it
+closes.
 """
 
 from __future__ import annotations
@@ -85,18 +86,19 @@ class ReadyPods:
 
     def _candidates(self, label: str) -> list[Object]:
         """Ready pods of a kind. Our own come first, so that owners seldom want the same one."""
-        found = [
-            pod
-            for pod in self._shared.pods.values()
-            if pod["metadata"]["labels"].get(KIND) == label and _is_ready(pod)
-        ]
-        return sorted(found, key=lambda pod: pod["metadata"]["labels"].get(OWNER) != self._lease.owner)
+        own = self._own(label)
+        names = {pod["metadata"]["name"] for pod in own}
+        others = _of_kind(self._shared, label)
+        return own + [pod for pod in others if pod["metadata"]["name"] not in names]
+
+    def _own(self, label: str) -> list[Object]:
+        return _of_kind(self._pods.watch, label)
 
     async def _claim(self, pod: Object) -> bool:
-        """Make a pod ours, unless it has changed since we saw it. Raises CreateError."""
+        """Make a pod ours, unless another owner was faster. Raises CreateError."""
         name = pod["metadata"]["name"]
         patch = [
-            {"op": "test", "path": "/metadata/resourceVersion", "value": pod["metadata"]["resourceVersion"]},
+            {"op": "test", "path": f"/metadata/labels/{ROLE}", "value": "ready"},
             {"op": "replace", "path": f"/metadata/labels/{ROLE}", "value": "sandbox"},
             {"op": "replace", "path": f"/metadata/labels/{OWNER}", "value": self._lease.owner},
             {"op": "replace", "path": "/metadata/ownerReferences", "value": [self._lease.reference]},
@@ -107,7 +109,8 @@ class ReadyPods:
             )
         except ApiError as error:
             if error.status in _REFUSED:
-                self._shared.pods.pop(name, None)  # the watch brings its new state, if there is one
+                for watch in (self._shared, self._pods.watch):
+                    watch.pods.pop(name, None)
                 return False
             raise CreateError(f"the pod {name} could not be taken from the pool: {error}") from error
         except ApiLost as error:
@@ -129,19 +132,9 @@ class ReadyPods:
             _log.warning("no pod could be made for the pool: %s", error)
 
     async def _make_all(self, label: str) -> None:
-        while (kind := self._kinds.get(label)) is not None and self._own(label) < self.count:
-            missing = self.count - self._own(label)
-            await asyncio.gather(*(self._make(kind) for _ in range(missing)))
-
-    async def _make(self, kind: PodKind) -> None:
-        made = await self._pods.make(kind, "ready", {})
-        # This watch may tell of it later than the other one.
-        await self._shared.until(made.name, lambda pod: True if pod is not None else None)
-
-    def _own(self, label: str) -> int:
-        return sum(
-            pod["metadata"]["labels"].get(OWNER) == self._lease.owner for pod in self._candidates(label)
-        )
+        while (kind := self._kinds.get(label)) is not None and len(self._own(label)) < self.count:
+            missing = self.count - len(self._own(label))
+            await asyncio.gather(*(self._pods.make(kind, "ready", {}) for _ in range(missing)))
 
     async def close(self) -> None:
         """Make no more pods. The substrate removes those that nobody took."""
@@ -152,6 +145,16 @@ class ReadyPods:
                 task.cancel()
             await asyncio.gather(*making, return_exceptions=True)
             await self._shared.close()
+
+
+def _of_kind(watch: PodWatch, label: str) -> list[Object]:
+    """The ready pods of a kind that a watch knows."""
+    return [
+        pod
+        for pod in watch.pods.values()
+        if (labels := pod["metadata"]["labels"]).get(KIND) == label and labels.get(ROLE) == "ready"
+        if _is_ready(pod)
+    ]
 
 
 def _is_ready(pod: Object) -> bool:
