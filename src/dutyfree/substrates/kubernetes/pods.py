@@ -231,12 +231,15 @@ def _add_init(program: str, container: Object, spec: Object) -> None:
         spec["volumes"] = [{"name": "init", "hostPath": {"path": str(BINARY), "type": "File"}}]
 
 
-def check_limits(limits: Limits, *, isolated_network: bool) -> None:
-    """Raises CreateError for a limit that a pod cannot have."""
-    if limits.pids is not None:
+def check_limits(limits: Limits, *, node_pids: int, isolated_network: bool) -> None:
+    """Raises CreateError for a limit that a pod cannot have.
+
+    ``node_pids``: how many processes every node grants to a pod; 0 if that is not known.
+    """
+    if limits.pids is not None and not 0 < node_pids <= limits.pids:
         raise CreateError(
-            "kubernetes cannot limit pids of one pod",
-            remedy="set podPidsLimit of the kubelets, or leave it out",
+            f"kubernetes cannot limit pids of one pod, and the nodes grant {node_pids or 'no known number'}",
+            remedy="set podPidsLimit of the kubelets to the limit, or leave it out",
         )
     if limits.disk is not None:
         raise CreateError(

@@ -1,8 +1,8 @@
 """Pods that run before they are asked for. Owners share them: whoever takes one marks it as its own.
 
 A pod is taken by a patch that the server applies only while the pod is marked as ready, so two owners never
-take the same one. Each owner keeps ``count`` pods of the kinds that it uses, and removes its unused ones when it
-closes.
+take the same one. Each owner keeps ``count`` pods of the kinds that it uses, and removes its unused ones when
+it closes.
 """
 
 from __future__ import annotations

@@ -35,6 +35,8 @@ from dutyfree.substrates.kubernetes.watch import PodWatch
 
 POLICY = "dutyfree-no-network"
 NETWORKING = "networking.k8s.io/v1"
+NODES = 20
+"""Of more nodes the limits are not asked for."""
 
 _log = logging.getLogger(__name__)
 
@@ -137,6 +139,7 @@ class KubernetesSubstrate:
         """By image: how commands run in it."""
         self._program = b""
         self._address: str | None = None
+        self._node_pids = 0
         self._policy = ""
 
     @property
@@ -158,7 +161,9 @@ class KubernetesSubstrate:
                 raise Unavailable(
                     f"{BINARY} is missing", remedy="install a C compiler, and dutyfree again"
                 ) from error
-        self._address = await _own_address(self._api)
+        nodes = await _nodes(self._api)
+        self._address = _own_address(nodes)
+        self._node_pids = await _pids_limit(self._api, nodes)
         self._policy = await self._restrict()
         await self._ready.start()
 
@@ -204,7 +209,7 @@ class KubernetesSubstrate:
     ) -> AsyncIterator[InitSandbox | PodSandbox]:
         run_stage.refuse_services(recipe, self.name)
         recipe, limits = recipe or Recipe(), limited(limits, Limits())
-        check_limits(limits, isolated_network=self._config.isolated_network)
+        check_limits(limits, node_pids=self._node_pids, isolated_network=self._config.isolated_network)
         self._limits = limits
         kind = self._kind(await self._image(recipe), limits)
         begun = time.perf_counter()
@@ -339,7 +344,7 @@ class KubernetesSubstrate:
             "program": config.program if config.actions == "init" else "",
             "runtime class": config.runtime_class,
             "ready": str(config.ready),
-            "enforces": "cpu, memory",
+            "enforces": "cpu, memory" + (f", {self._node_pids} pids" if self._node_pids else ""),
             "network policy": self._policy
             + ("" if config.isolated_network else "; whether it is enforced is not known"),
             "image": await self._image(Recipe()),
@@ -378,14 +383,32 @@ async def _node_facts(api: Api, pod: Object) -> dict[str, str]:
     return facts
 
 
-async def _own_address(api: Api) -> str | None:
-    """The address of this machine as a node of the cluster, if it is one and the account may list nodes."""
+async def _nodes(api: Api) -> list[Object]:
+    """The nodes of the cluster, if the account may list them."""
     with suppress(ApiError, ApiLost):
-        for node in (await api.request("GET", "/api/v1/nodes"))["items"]:
-            for each in node["status"].get("addresses") or ():
-                if each["type"] == "InternalIP" and _is_local(each["address"]):
-                    return str(each["address"])
+        return list((await api.request("GET", "/api/v1/nodes"))["items"])
+    return []
+
+
+def _own_address(nodes: list[Object]) -> str | None:
+    """The address of this machine as a node of the cluster, if it is one."""
+    for node in nodes:
+        for each in node["status"].get("addresses") or ():
+            if each["type"] == "InternalIP" and _is_local(each["address"]):
+                return str(each["address"])
     return None
+
+
+async def _pids_limit(api: Api, nodes: list[Object]) -> int:
+    """How many processes every node grants to a pod; 0 without a limit, or if the account may not ask."""
+    found = []
+    for node in nodes[:NODES]:
+        path = f"/api/v1/nodes/{node['metadata']['name']}/proxy/configz"
+        try:
+            found.append((await api.request("GET", path))["kubeletconfig"].get("podPidsLimit", 0))
+        except (ApiError, ApiLost, KeyError):
+            return 0
+    return max(found) if found and len(nodes) <= NODES and min(found) > 0 else 0
 
 
 def _is_local(address: str) -> bool:
