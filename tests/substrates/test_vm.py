@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 
 import dutyfree
@@ -23,6 +24,7 @@ from dutyfree.substrates.vm import kernel
 from dutyfree.substrates.vm.config import VmConfig
 from dutyfree.substrates.vm.machine import WORD
 from dutyfree.substrates.vm.qemu import Files, Hardware, Memory, Shape, arguments
+from dutyfree.substrates.vm.sshd import SshdSandbox
 from dutyfree.substrates.vm.substrate import VmSubstrate
 from tests.awaiting import appeared, enter, together
 from tests.conftest import probed
@@ -74,6 +76,19 @@ async def test_over_ssh_the_machine_reaches_nothing(over_ssh: VmSubstrate) -> No
         reach = "import socket; socket.create_connection(('10.0.2.2', 22), 3)"
         assert not (await sandbox.exec(["python3", "-c", reach])).ok
         assert [span.name for span in sandbox.spans] == ["layers", "disk", "restore", "ready", "sshd"]
+
+
+@needs_vm
+@pytest.mark.slow
+async def test_the_substrate_ssh_reaches_it_too(over_ssh: VmSubstrate) -> None:
+    """With our init copied to it, and a pid namespace for it, which root of the machine may make."""
+    async with over_ssh.sandbox() as machine:
+        assert isinstance(machine, SshdSandbox)
+        options = {**msgspec.structs.asdict(machine.ssh), "actions": "init"}
+        async with dutyfree.open("ssh", **options) as ssh, ssh.sandbox() as sandbox:
+            kernels = [(await each.exec("uname -r")).stdout for each in (machine, sandbox)]
+            assert kernels[0] == kernels[1] != f"{os.uname().release}\n".encode()
+            assert sandbox.id != machine.id
 
 
 # --- A restored machine -----------------------------------------------------------------------------------

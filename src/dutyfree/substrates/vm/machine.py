@@ -30,7 +30,7 @@ WORD = struct.Struct("<8sQ64s64s32s")
 """What the guest waits for, as in setup/machine.c."""
 
 ATTEMPTS = 3
-"""Of an emulated machine with several processors: one may meet code that another one is just changing."""
+"""Of an emulated machine with several processors, which may not boot at the first attempt."""
 
 
 class MachineControl:
@@ -108,7 +108,7 @@ class Machines:
         for attempt in range(1, attempts + 1):
             qemu = await self._start(shape, files, upper, memory, forward)
             try:
-                await self._greeted(qemu, b"")
+                await greeted(qemu, b"", self._config.boot_seconds / attempts)
                 return qemu
             except BaseException as error:
                 await qemu.kill()

@@ -106,7 +106,8 @@ def arguments(
     if memory is not None:
         machine += ",memory-backend=ram"
     # Emulated, 16-byte compare and exchange corrupts flags now and then.
-    accelerator, cpu = ("tcg,thread=multi,tb-size=128", "max,cx16=off") if emulated else ("kvm", "host")
+    # And processors that run at the same time sometimes stand still: so they take turns.
+    accelerator, cpu = ("tcg,thread=single,tb-size=128", "max,cx16=off") if emulated else ("kvm", "host")
     given = [
         *(config.program, "-name", "dutyfree", "-nodefaults", "-no-user-config", "-no-reboot"),
         *("-display", "none", "-M", machine, "-accel", accelerator, "-cpu", cpu),

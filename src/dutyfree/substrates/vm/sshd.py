@@ -71,8 +71,12 @@ class SshdSandbox(ExecSandbox):
     Only the count of processes that the guest's kernel killed for want of memory comes from init.
     """
 
-    def __init__(self, guest: Guest, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(
+        self, guest: Guest, name: str, connections: Connections, config: SshConfig, *given: Any
+    ) -> None:
+        super().__init__(name, connections, FILES, config, *given)
+        self.ssh = config
+        """The options with which the substrate ``ssh`` reaches this machine too."""
         self._guest = guest
 
     async def exec(self, command: Command, **given: Any) -> Observation:
@@ -147,7 +151,7 @@ class Keys:
                 raise CreateError(error.message, remedy=error.remedy) from error
             if code:
                 raise CreateError(f"sshd in {inside.id} does not run commands: {said}")
-            yield SshdSandbox(guest, inside.id, connections, FILES, config, environment, limits)
+            yield SshdSandbox(guest, inside.id, connections, config, environment, limits)
         finally:
             with anyio.CancelScope(shield=True):
                 inside.abandon()
