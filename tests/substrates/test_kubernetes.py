@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+import yaml
 
 import dutyfree
 from dutyfree import Limits, Recipe, substrates
@@ -22,7 +24,7 @@ from dutyfree.contract.errors import (
     Unavailable,
     verdict,
 )
-from dutyfree.substrates.kubernetes import status
+from dutyfree.substrates.kubernetes import registry, status
 from dutyfree.substrates.kubernetes.api import Api, ApiError, connect
 from dutyfree.substrates.kubernetes.config import KubernetesConfig
 from dutyfree.substrates.kubernetes.execution import MarkedStream
@@ -208,6 +210,42 @@ async def test_nobody_listens(tmp_path: Any) -> None:
     found = await substrates.probe("kubernetes", kubeconfig=str(tmp_path / "none"))
     assert not found.available
     assert "cannot be used" in found.detail
+
+
+async def test_the_rights_of_the_documentation_are_enough(cluster: Api, tmp_path: Path) -> None:
+    """A service account with the role of docs/kubernetes.md, and with nothing else."""
+    page = (Path(__file__).parents[2] / "docs/kubernetes.md").read_text()
+    role = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])
+    namespace, group = f"dutyfree-rights-{os.getpid()}", "rbac.authorization.k8s.io"
+    await cluster.request("POST", "/api/v1/namespaces", body={"metadata": {"name": namespace}})
+    try:
+        accounts, rights = f"/api/v1/namespaces/{namespace}", f"/apis/{group}/v1/namespaces/{namespace}"
+        await cluster.request("POST", f"{accounts}/serviceaccounts", body={"metadata": {"name": "user"}})
+        await cluster.request("POST", f"{rights}/roles", body=role)
+        binding = {
+            "metadata": {"name": "user"},
+            "roleRef": {"apiGroup": group, "kind": "Role", "name": role["metadata"]["name"]},
+            "subjects": [{"kind": "ServiceAccount", "name": "user", "namespace": namespace}],
+        }
+        await cluster.request("POST", f"{rights}/rolebindings", body=binding)
+        asked = {"spec": {"audiences": [], "expirationSeconds": 3600}}
+        made = await cluster.request("POST", f"{accounts}/serviceaccounts/user/token", body=asked)
+        config = yaml.safe_load(await anyio.Path(cluster.source).read_text())
+        config["users"] = [{"name": "user", "user": {"token": made["status"]["token"]}}]
+        for context in config["contexts"]:
+            context["context"] |= {"user": "user", "namespace": namespace}
+        (tmp_path / "config").write_text(yaml.safe_dump(config))
+        given: dict[str, Any] = {"kubeconfig": str(tmp_path / "config")}
+        given["registry"] = await registry.announced(cluster)
+        for options in ({"ready": 1}, {"actions": "exec"}):
+            async with dutyfree.open("kubernetes", **given, **options) as opened:
+                await opened.prepare()
+                async with opened.sandbox() as sandbox:
+                    assert (await sandbox.exec("echo fine")).stdout == b"fine\n"
+        with pytest.raises(Unavailable, match="forbidden"):
+            await enter(dutyfree.open("kubernetes", **given | {"namespace": "kube-system"}))
+    finally:
+        await cluster.request("DELETE", f"/api/v1/namespaces/{namespace}")
 
 
 # --- The pool ---------------------------------------------------------------------------------------------

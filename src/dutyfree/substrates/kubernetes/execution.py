@@ -48,7 +48,11 @@ if ! cd -- "$cwd"; then code=refused
 elif [ "$size" -lt 0 ]; then ( exec env "$@" </dev/null 2>&3 3>&- ); code=$?
 else head -c "$size" 3>&- | ( exec env "$@" 2>&3 3>&- ); code=$?
 fi
-printf '\n%s %s\n' "$mark" "$code"
+killed=0
+for file in /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control; do
+  while read -r name count; do [ "$name" = oom_kill ] && killed=$count; done <"$file"
+done
+printf '\n%s %s %s\n' "$mark" "$code" "$killed"
 printf '\n%s -\n' "$mark" >&3
 """
 
@@ -68,7 +72,7 @@ class ExecRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MarkedStream:
-    """One stream until its mark: keeps what comes before it, and the word after it."""
+    """One stream until its mark: keeps what comes before it, and the rest of the line after it."""
 
     def __init__(self, mark: bytes, limit: int) -> None:
         self._sought = b"\n" + mark + b" "
@@ -111,6 +115,8 @@ class Execution:
         mark = self._mark.encode()
         self._streams = {number: MarkedStream(mark, request.output) for number in (STDOUT, STDERR)}
         self._status: dict[str, Any] = {}
+        self.oom_kills = 0
+        """How many processes of the container the memory limit had killed when the command ended."""
 
     async def run(self) -> Observation | None:
         """None if the directory cannot be entered.
@@ -193,11 +199,11 @@ class Execution:
                 await asyncio.wait([received], timeout=0.2)
 
     async def _observation(self, timed_out: bool, spans: tuple[Span, ...]) -> Observation | None:
-        word = self._streams[STDOUT].word
-        if word == b"refused":
+        words = (self._streams[STDOUT].word or b"").split()
+        if words[:1] == [b"refused"]:
             return None
-        if word is not None and word.isdigit():
-            code = int(word)
+        if len(words) == 2 and all(word.isdigit() for word in words):
+            code, self.oom_kills = (int(word) for word in words)
         elif (found := exit_code(self._status)) is not None:
             code = found  # the command killed the script too
         elif timed_out:

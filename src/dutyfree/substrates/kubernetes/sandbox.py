@@ -5,6 +5,8 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping
 
+import msgspec
+
 from dutyfree.contract import Command, Limits, Observation, Span
 from dutyfree.contract.arguments import (
     NOT_FOUND,
@@ -39,6 +41,8 @@ class PodSandbox(FilesByCommands):
         self._limits = limits
         self._closed = False
         self._running = 0
+        self._oom_kills = self._reported = 0
+        """Processes that the memory limit killed: those we know of, and those an observation told of."""
         self._gone: SandboxGone | None = None
 
     def __repr__(self) -> str:
@@ -79,7 +83,8 @@ class PodSandbox(FilesByCommands):
             )
         )
         if seen is not None:
-            return seen
+            grew, self._reported = self._oom_kills > self._reported, self._oom_kills
+            return msgspec.structs.replace(seen, oom=True) if grew else seen
         try:
             await self.list(cwd or ".")
         except ActionError as error:
@@ -110,7 +115,10 @@ class PodSandbox(FilesByCommands):
         self._require_open()
         self._running += 1
         try:
-            return await Execution(self._api, self._pods, self.id, request).run()
+            execution = Execution(self._api, self._pods, self.id, request)
+            seen = await execution.run()
+            self._oom_kills = max(self._oom_kills, execution.oom_kills)
+            return seen
         except SandboxGone as error:
             self._gone = error
             raise
