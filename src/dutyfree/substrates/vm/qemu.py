@@ -161,7 +161,7 @@ def _command_line(config: VmConfig, hardware: Hardware, shape: Shape, lower: int
     if shape.pids is not None:
         words.append(f"dutyfree.pids={shape.pids}")
     if shape.network != "off":
-        words.append("dutyfree.network")
+        words.append(f"dutyfree.network={'local' if shape.network == 'ssh' else 'all'}")
     return " ".join((*words, "-- machine"))
 
 

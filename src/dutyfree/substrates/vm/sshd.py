@@ -24,7 +24,7 @@ import msgspec
 
 from dutyfree.contract import Command, Limits, Observation
 from dutyfree.contract.errors import CreateError, SubstrateError, Unavailable
-from dutyfree.engine.layers.command_defaults import WORKDIR
+from dutyfree.engine.layers.command_defaults import ENVIRONMENT, WORKDIR
 from dutyfree.engine.layers.lower_directories import LowerDirectories
 from dutyfree.engine.sandbox.guest import Guest
 from dutyfree.engine.sandbox.init_sandbox import InitSandbox
@@ -151,7 +151,10 @@ class Keys:
                 raise CreateError(error.message, remedy=error.remedy) from error
             if code:
                 raise CreateError(f"sshd in {inside.id} does not run commands: {said}")
-            yield SshdSandbox(guest, inside.id, connections, config, environment, limits)
+            # Our own tools do not get the variables of the image and the recipe.
+            sandbox = SshdSandbox(guest, inside.id, connections, config, ENVIRONMENT, limits)
+            sandbox.variables = environment
+            yield sandbox
         finally:
             with anyio.CancelScope(shield=True):
                 inside.abandon()
@@ -194,7 +197,7 @@ async def _listening(inside: InitSandbox) -> None:
     said = b""
     try:
         with anyio.fail_after(START_SECONDS):
-            process = await inside.start(START, cwd="/")
+            process = await inside.start(START, cwd="/", env={"PATH": ENVIRONMENT["PATH"]})
             async for piece in process.output():
                 said += piece.data
                 if LISTENS in said:

@@ -364,6 +364,11 @@ class VmSubstrate:
             )
         if limits.cpus is not None and limits.cpus != math.ceil(limits.cpus):
             raise CreateError(f"vm gives whole processors, not {limits.cpus:g}", remedy="round cpus up")
+        if limits.pids is not None and self._keys is not None:
+            raise CreateError(
+                "vm limits no processes if actions go over ssh: its sessions need some too",
+                remedy='use actions="init"',
+            )
         if limits.memory is not None and limits.memory < LEAST_MEMORY:
             raise CreateError(
                 f"no machine boots with {limits.memory >> 20} MB", remedy="memory of 128M or more"
@@ -411,7 +416,7 @@ class VmSubstrate:
             "kernel": self._kernel.version,
             "image": config.image,
             "storage": "memory (tmpfs of the guest)",
-            "enforces": "cpu, memory, pids",
+            "enforces": "cpu, memory, pids" if self._keys is None else "cpu, memory",
             "user": "own" if self._hardware.group is not None else "that of this process",
         }
         if self._reason:

@@ -5,7 +5,7 @@
  *   dutyfree.lower=N        read-only disks with the serials lower0 (the topmost) to lowerN-1, of ext4
  *   dutyfree.upper=BYTES    what is written goes to memory, at most so many bytes; or "disk": to the disk "upper"
  *   dutyfree.pids=N         so many processes
- *   dutyfree.network        the network of QEMU's user mode
+ *   dutyfree.network=WHAT   the network of QEMU's user mode: "all", or "local" without a way out
  *
  * Then it waits for the owner's word. A machine may be saved at this point and continued many times, hours later: so
  * the clock, the seed of the random numbers and the names come with the word, whether it was saved or not. */
@@ -274,7 +274,7 @@ static int bring_up(int fd, const char *name)
 	return ioctl(fd, SIOCSIFFLAGS, &request) < 0 ? -errno : 0;
 }
 
-static int configure(int fd, const char *name)
+static int configure(int fd, const char *name, bool has_route)
 {
 	struct ifreq request = {0};
 	struct rtentry route = {.rt_flags = RTF_UP | RTF_GATEWAY};
@@ -291,7 +291,7 @@ static int configure(int fd, const char *name)
 	if (ioctl(fd, SIOCSIFNETMASK, &request) < 0)
 		return -errno;
 	int error = bring_up(fd, name);
-	if (error)
+	if (error || !has_route)
 		return error;
 	set_address(&route.rt_dst, "0.0.0.0");
 	set_address(&route.rt_genmask, "0.0.0.0");
@@ -304,8 +304,11 @@ static int start_network(void)
 	AUTOCLOSE int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	int error = fd < 0 ? -errno : bring_up(fd, "lo");
 
-	if (!error && option("dutyfree.network")) {
-		error = configure(fd, "eth0");
+	const char *network = option("dutyfree.network");
+	if (!error && network && strcmp(network, "local") == 0) {
+		error = configure(fd, "eth0", false);
+	} else if (!error && network) {
+		error = configure(fd, "eth0", true);
 		unlink("/etc/resolv.conf");
 		write_text("/etc/resolv.conf", "nameserver " NAMESERVER "\n");
 	}
