@@ -75,6 +75,7 @@ test-k8s: linux $(DEVELOPED) ## All checks of pods, in both ways, and a study on
 	scripts/host-tools $(TESTED)
 	[ -n "$$KUBECONFIG" ] || scripts/k8s-cluster up
 	$(BIN)/python -m pytest -n 4 --dist loadscope -m kubernetes tests $(ARGS)
+	$(BIN)/dutyfree study --plan smoke --substrates bare,kubernetes --out build/smoke-kubernetes-$$$$
 
 check: $(DEVELOPED) ## Linters, types, and a source for every number in the documentation
 	$(BIN)/ruff check .
