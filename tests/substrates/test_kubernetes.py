@@ -67,6 +67,7 @@ async def by_exec(cluster: Api) -> AsyncIterator[KubernetesSubstrate]:
         yield opened
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", [check for check in CHECKS if check.name in EXEC], ids=str)
 async def test_conformance_by_exec(by_exec: KubernetesSubstrate, check: Check) -> None:
     await check(by_exec)
@@ -212,6 +213,7 @@ async def test_nobody_listens(tmp_path: Any) -> None:
     assert "cannot be used" in found.detail
 
 
+@pytest.mark.slow
 async def test_the_rights_of_the_documentation_are_enough(cluster: Api, tmp_path: Path) -> None:
     """A service account with the role of docs/kubernetes.md, and with nothing else."""
     page = (Path(__file__).parents[2] / "docs/kubernetes.md").read_text()
