@@ -10,14 +10,16 @@ import pytest
 
 pytest.importorskip("e2b", reason="to enable it: make test-integrations")
 
-from e2b import AsyncSandbox, FileType, Sandbox, SandboxQuery
+from e2b import AsyncSandbox, AsyncSecret, AsyncVolume, FileType, Sandbox, SandboxQuery
 from e2b.exceptions import (
     AuthenticationException,
     FileNotFoundException,
     InvalidArgumentException,
     NotFoundException,
     SandboxException,
+    SecretException,
     TimeoutException,
+    VolumeException,
 )
 from e2b.sandbox.commands.command_handle import CommandExitException, PtySize
 
@@ -93,6 +95,42 @@ async def test_what_does_not_exist_here_is_refused() -> None:
     """A sandbox that ends where its owner wanted a pause would take the work with it."""
     with pytest.raises(SandboxException, match="a pause at the end of the timeout"):
         await AsyncSandbox.create(timeout=60, lifecycle={"on_timeout": "pause"})
+
+
+async def test_memory_is_kept_by_a_pause_and_not_by_a_snapshot(sandbox: AsyncSandbox) -> None:
+    """What asks for the opposite is refused, and changes nothing."""
+    with pytest.raises(SandboxException, match="keeps its processes"):
+        await sandbox.pause(keep_memory=False)
+    assert await sandbox.is_running()
+    with pytest.raises(SandboxException, match="files alone"):
+        await sandbox.create_snapshot(mode="full")
+    await sandbox.pause()
+    with pytest.raises(SandboxException, match="goes on with its processes"):
+        await sandbox.connect(on_resume="reboot")
+    assert not await sandbox.is_running()
+
+
+async def test_network_options_that_do_not_exist_here_are_refused(sandbox: AsyncSandbox) -> None:
+    rules: Any = {"rules": {"example.com": [{"transform": {"headers": {"a": "b"}}}]}}
+    with pytest.raises(SandboxException, match="network options rules"):
+        await AsyncSandbox.create(network=rules)
+    with pytest.raises(SandboxException, match="network options rules"):
+        await sandbox.update_network(rules)
+
+
+async def test_volumes_and_secrets_are_refused_in_words() -> None:
+    with pytest.raises(VolumeException, match="does not have volumes"):
+        await AsyncVolume.create("data")
+    with pytest.raises(SecretException, match="does not have secrets"):
+        await AsyncSecret.create("key", "value")
+
+
+async def test_a_command_ends_with_its_sandbox(pointed_here: None) -> None:
+    made = await AsyncSandbox.create(timeout=60)
+    handle = await made.commands.run("sleep 1000", background=True)
+    await made.kill()
+    with pytest.raises(SandboxException, match="killed or reached its end of life while"):
+        await handle.wait()
 
 
 async def test_a_terminal_is_connected_again(sandbox: AsyncSandbox) -> None:
@@ -191,6 +229,16 @@ async def test_a_background_command_with_input(sandbox: AsyncSandbox) -> None:
     assert (ended.value.exit_code, ended.value.stdout) == (4, "typed\n")
 
 
+async def test_input_is_streamed(sandbox: AsyncSandbox) -> None:
+    handle = await sandbox.commands.run("cat", background=True, stdin=True)
+    typed = sandbox.commands.stream_input(handle.pid)
+    for part in ("one\n", "two\n"):
+        await typed.send(part)
+    await typed.close()
+    await sandbox.commands.close_stdin(handle.pid)
+    assert (await handle.wait()).stdout == "one\ntwo\n"
+
+
 async def test_a_background_command_is_killed(sandbox: AsyncSandbox) -> None:
     handle = await sandbox.commands.run("sleep 1000", background=True)
     assert await sandbox.commands.kill(handle.pid)
@@ -233,6 +281,31 @@ async def test_files(sandbox: AsyncSandbox) -> None:
         await sandbox.files.read("/tmp/none")
 
 
+async def test_signed_urls_need_nothing_else(sandbox: AsyncSandbox) -> None:
+    import httpx
+
+    await sandbox.files.write("one", "text")
+    other = await AsyncSandbox.create(timeout=60)
+    await other.files.write("one", "of another sandbox")
+    async with httpx.AsyncClient() as client:
+        assert (await client.get(sandbox.download_url("one"))).text == "text"
+        assert (await client.get(other.download_url("one", use_signature_expiration=60))).status_code == 200
+        expired = await client.get(sandbox.download_url("one", use_signature_expiration=-60))
+        assert (expired.status_code, "already expired" in expired.text) == (401, True)
+        longer = sandbox.download_url("one", use_signature_expiration=-60).replace(
+            "expiration=1", "expiration=9"
+        )
+        for url in (sandbox.download_url("one").replace("path=one", "path=%2Fetc%2Fpasswd"), longer):
+            assert (await client.get(url)).status_code == 401
+        assert (await client.post(sandbox.download_url("one"), content=b"x")).status_code == 401
+        sent = await client.post(sandbox.upload_url("two"), files={"file": ("two", b"sent")})
+        assert sent.status_code == 200
+        ended = other.download_url("one")
+        await other.kill()
+        assert (await client.get(ended)).status_code == 401
+    assert await sandbox.files.read("two") == "sent"
+
+
 async def test_paths_mean_what_they_mean_at_e2b(sandbox: AsyncSandbox) -> None:
     written = await sandbox.files.write("dir/file", "x")
     assert written.path == "/home/user/dir/file"
@@ -253,6 +326,9 @@ async def test_the_newest_sandbox_is_listed_first(sandbox: AsyncSandbox) -> None
     pages = AsyncSandbox.list(SandboxQuery(metadata={"run": "7"}), limit=1)
     found = [one.sandbox_id for _ in range(2) for one in await pages.next_items()]
     assert found == [newer.sandbox_id, sandbox.sandbox_id]
+    assert not pages.has_next
+    pages = AsyncSandbox.list(SandboxQuery(metadata={"run": "7"}), limit=1, order="asc")
+    assert [one.sandbox_id for _ in range(2) for one in await pages.next_items()] == found[::-1]
     assert not pages.has_next
     await newer.kill()
 
@@ -291,6 +367,10 @@ def test_the_sync_sdk(pointed_here: None) -> None:
         watch.stop()
         handle = made.commands.run("sleep 1000", background=True)
         assert handle.kill()
+        handle = made.commands.run("cat", background=True, stdin=True)
+        made.commands.stream_input(handle.pid, iter(["a", "b"]))
+        handle.close_stdin()
+        assert handle.wait().stdout == "ab"
         (child,) = made.fork()
         assert isinstance(child, Sandbox)
         child.kill()

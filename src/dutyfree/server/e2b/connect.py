@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from dutyfree.contract.errors import ActionError, DutyfreeError, FileError
+from dutyfree.contract.errors import ActionError, DutyfreeError, FileError, SandboxClosed
 from dutyfree.server import json_form
 from dutyfree.server.bodies import LARGEST_REQUEST
 from dutyfree.wire.errors import describe
@@ -20,6 +20,8 @@ from dutyfree.wire.errors import describe
 T = TypeVar("T")
 
 ENVELOPE = struct.Struct(">BI")
+COMPRESSED = 0x01
+"""Flag of an envelope whose message is compressed."""
 LAST = 0x02
 """Flag of the envelope that ends a stream."""
 
@@ -83,6 +85,24 @@ async def streamed(request: Request) -> dict[str, Any]:
     return _decoded(data[ENVELOPE.size : ENVELOPE.size + size])
 
 
+async def messages(request: Request) -> AsyncIterator[dict[str, Any]]:
+    """The messages of a call that sends a stream, as they come. Raises RpcError."""
+    kept = b""
+    async for data in request.stream():
+        kept += data
+        while len(kept) >= ENVELOPE.size:
+            flags, size = ENVELOPE.unpack_from(kept)
+            if size > LARGEST_REQUEST or flags & COMPRESSED:
+                raise RpcError("unimplemented", "a message is compressed, or too large")
+            if len(kept) < (end := ENVELOPE.size + size):
+                break
+            if not flags & LAST:
+                yield _decoded(kept[ENVELOPE.size : end])
+            kept = kept[end:]
+    if kept:
+        raise RpcError("invalid_argument", "the last message is cut off")
+
+
 def _decoded(data: bytes) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json_form.decode(data, dict[str, Any])
@@ -103,6 +123,8 @@ async def _envelopes(messages: AsyncIterator[dict[str, Any]]) -> AsyncIterator[b
             yield _envelope(0, message)
     except RpcError as error:
         end = {"error": body_of(error)}
+    except SandboxClosed:  # not «was not found», which clients take for an answer to a call that began later
+        end = {"error": body_of(RpcError("unavailable", "the sandbox ended before the stream did"))}
     except DutyfreeError as error:
         end = {"error": body_of(rpc_error(error))}
     yield _envelope(LAST, end)

@@ -36,6 +36,8 @@ LEASE = 300
 """Seconds that a sandbox lives if the client does not say."""
 PAUSED = 7 * 86400.0
 """Seconds that a paused sandbox is kept."""
+NO_NETWORK_OPTIONS = ("rules", "egressProxy", "dnsServers", "httpsPorts", "maskRequestHost")
+"""What E2B can do with the network of a sandbox, and this server cannot."""
 
 Endpoint = Callable[["ControlRoutes", Request, str], Awaitable[Response]]
 
@@ -72,7 +74,10 @@ class Seconds(msgspec.Struct, frozen=True):
     count: int | None = None
 
 
-class SnapshotRequest(msgspec.Struct, frozen=True):
+class Kept(msgspec.Struct, frozen=True):
+    """What a client wants to keep of a sandbox: its memory too, or the files alone."""
+
+    memory: bool | None = None
     name: str | None = None
 
 
@@ -106,6 +111,12 @@ class ControlRoutes:
             ("GET", f"{one}/metrics", ControlRoutes.metrics),
             ("GET", "/snapshots", ControlRoutes.list_snapshots),
             ("DELETE", "/templates/{template:path}", ControlRoutes.remove_template),
+            *(
+                (verb, f"/{what}{rest}", ControlRoutes.refuse)
+                for what in ("volumes", "secrets")
+                for rest in ("", "/{name:path}")
+                for verb in ("GET", "POST", "DELETE")
+            ),
         ]
         return [
             *self._templates.routes(self._guarded),
@@ -172,12 +183,12 @@ class ControlRoutes:
         wanted_states = {one for state in states for one in state.split(",")} or {"running", "paused"}
         pairs = dict(pair.split("=", 1) for pair in query.get("metadata", "").split("&") if "=" in pair)
         limit = int(query["limit"]) if query.get("limit", "").isdigit() else 100
-        before = query.get("nextToken", "")
-        found = sorted(self._service.sandboxes.of(tenant), key=_place, reverse=True)  # the newest first
+        last, ascending = query.get("nextToken", ""), query.get("order") == "asc"
+        found = sorted(self._service.sandboxes.of(tenant), key=_place, reverse=not ascending)
         matching = [
             held
             for held in found
-            if (not before or _place(held) < before)
+            if (not last or (_place(held) > last if ascending else _place(held) < last))
             and _state(held) in wanted_states
             and all(held.labels.get(name) == value for name, value in pairs.items())
         ]
@@ -206,6 +217,11 @@ class ControlRoutes:
 
     async def pause(self, request: Request, tenant: str) -> Response:
         held = self._held(request, tenant)
+        if (await body_of(request, Kept)).memory is False:
+            raise UsageError(
+                "a paused sandbox keeps its processes here",
+                remedy="leave keep_memory and mode out, or take a snapshot and create a sandbox of it",
+            )
         if held.sandbox.paused:
             return json_response({"code": 409, "message": "the sandbox is paused already"}, 409)
         await held.sandbox.pause()
@@ -217,6 +233,8 @@ class ControlRoutes:
         held = self._held(request, tenant)
         wanted = await body_of(request, Seconds)
         was_paused = held.sandbox.paused
+        if was_paused and (await body_of(request, Kept)).memory is False:
+            raise UsageError("a paused sandbox goes on with its processes here", remedy="leave on_resume out")
         if was_paused:
             await held.sandbox.resume()
         self._service.sandboxes.keep_alive(held, wanted.timeout or LEASE)
@@ -237,7 +255,9 @@ class ControlRoutes:
     async def snapshot(self, request: Request, tenant: str) -> Response:
         """Keep the files of a sandbox as a template, by which others are created."""
         held = self._held(request, tenant)
-        wanted: SnapshotRequest = await body_of(request, SnapshotRequest)
+        wanted: Kept = await body_of(request, Kept)
+        if wanted.memory:
+            raise UsageError("a snapshot keeps the files alone here", remedy="use mode filesystem, or none")
         kept = await HANDLERS["snapshot"](DirectCall(self._service, tenant, held.id), calls.Snapshot())
         name = TemplateRef.parse(wanted.name).name if wanted.name else f"snapshot-{secrets.token_hex(8)}"
         if (old := self._store.snapshots.get((tenant, name))) is not None:
@@ -278,6 +298,11 @@ class ControlRoutes:
         with contextlib.suppress(RecipeError):
             await self._service.forget_snapshot(tenant, WireRecipe(taken.image))
 
+    async def refuse(self, request: Request, _tenant: str) -> Response:
+        """What E2B has and this server does not. Raises UsageError."""
+        what = request.url.path.split("/")[1]
+        raise UsageError(f"this server does not have {what}", remedy="use files of the sandbox, or variables")
+
     async def set_network(self, request: Request, tenant: str) -> Response:
         held = self._held(request, tenant)
         wanted = await body_of(request, NewSandbox)
@@ -307,6 +332,9 @@ def _snapshot(name: str) -> dict[str, Any]:
 def _network(wanted: NewSandbox) -> Any:
     """The network policy of a request: on, unless it says otherwise. Raises UsageError."""
     rules = wanted.network or {}
+    if missing := [name for name in NO_NETWORK_OPTIONS if rules.get(name)]:
+        names = " and ".join(missing)
+        raise UsageError(f"this server does not have the network options {names}", remedy="leave them out")
     allowed, denied = rules.get("allowOut") or (), rules.get("denyOut") or ()
     if wanted.allow_internet_access is False and not allowed:
         return "off"

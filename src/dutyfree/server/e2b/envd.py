@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 from starlette.datastructures import UploadFile
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -23,7 +23,7 @@ from dutyfree.contract.errors import DutyfreeError, PathNotFound, SandboxClosed
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.server.bodies import LARGEST_REQUEST
 from dutyfree.server.call_events import acted
-from dutyfree.server.e2b import connect
+from dutyfree.server.e2b import connect, signed_files
 from dutyfree.server.e2b.connect import RpcError
 from dutyfree.server.e2b.file_entries import FIELDS, LIST, TARGET, TYPES, entry_of
 from dutyfree.server.e2b.processes import Command, CommandConfig, Commands, TerminalCommand
@@ -117,10 +117,20 @@ class Envd:
 
     async def send_input(self, request: Request) -> Response:
         wanted = await connect.unary(request)
-        given = wanted.get("input") or {}
-        data = binascii.a2b_base64(given.get("stdin") or given.get("pty") or "")
-        await self.commands.get(wanted.get("process") or {}).write(data)
+        await self.commands.get(wanted.get("process") or {}).write(_input(wanted))
         return json_response({})
+
+    async def stream_input(self, request: Request) -> Response:
+        """Write what a client sends, while it sends."""
+        command: Command | None = None
+        async for message in connect.messages(request):
+            if (begun := message.get("start")) is not None:
+                command = self.commands.get(begun.get("process") or {})
+            elif (data := message.get("data")) is not None:
+                if command is None:
+                    raise RpcError("invalid_argument", "the first message must name the process")
+                await command.write(_input(data))
+        return connect.stream(_nothing())
 
     async def close_stdin(self, request: Request) -> Response:
         wanted = await connect.unary(request)
@@ -295,6 +305,7 @@ class EnvdRoutes:
             "/process.Process/Connect": ("POST", Envd.attach),
             "/process.Process/List": ("POST", Envd.list_processes),
             "/process.Process/SendInput": ("POST", Envd.send_input),
+            "/process.Process/StreamInput": ("POST", Envd.stream_input),
             "/process.Process/CloseStdin": ("POST", Envd.close_stdin),
             "/process.Process/SendSignal": ("POST", Envd.send_signal),
             "/process.Process/Update": ("POST", Envd.update),
@@ -319,6 +330,8 @@ class EnvdRoutes:
         async def guarded(request: Request) -> Response:
             try:
                 return await rpc(self._envd(request), request)
+            except ClientDisconnect:
+                return Response(status_code=499)
             except RpcError as error:
                 return connect.refusal(error)
             except DutyfreeError as error:
@@ -331,7 +344,19 @@ class EnvdRoutes:
 
     def _envd(self, request: Request) -> Envd:
         """The sandbox of a request, which has the access token of the creation. Raises RpcError."""
+        held = self._authenticated(request)
+        name = held.id
+        envd = self._envds.get(name)
+        if envd is None:
+            self._envds = {one: kept for one, kept in self._envds.items() if not kept.held.released}
+            start = self._service.templates.state(held.tenant, held.template)
+            envd = self._envds[name] = Envd(held, start, self._service.events)
+        return envd
+
+    def _authenticated(self, request: Request) -> Held:
         name = request.headers.get("e2b-sandbox-id", "")
+        if not name and signed_files.signed(request):
+            return signed_files.signer(request, self._service.sandboxes.all())
         held = self._service.sandboxes.find(name)
         if held is None:
             self._envds.pop(name, None)
@@ -339,12 +364,7 @@ class EnvdRoutes:
         given = request.headers.get("x-access-token", "")
         if not secrets.compare_digest(given.encode(), held.access_token.encode()):
             raise RpcError("unauthenticated", "the access token of the sandbox is not valid")
-        envd = self._envds.get(name)
-        if envd is None:
-            self._envds = {one: kept for one, kept in self._envds.items() if not kept.held.released}
-            start = self._service.templates.state(held.tenant, held.template)
-            envd = self._envds[name] = Envd(held, start, self._service.events)
-        return envd
+        return held
 
 
 def tenant_of(service: Service, connection: HTTPConnection) -> str | None:
@@ -373,6 +393,16 @@ def _user(request: Request) -> str | None:
     except (binascii.Error, UnicodeDecodeError):
         return None
     return None if name in ("", "user") else name
+
+
+def _input(message: dict[str, Any]) -> bytes:
+    given = message.get("input") or {}
+    return binascii.a2b_base64(given.get("stdin") or given.get("pty") or "")
+
+
+async def _nothing() -> AsyncIterator[dict[str, Any]]:
+    """The one message of an answer that says nothing."""
+    yield {}
 
 
 async def _events(command: Command, request: Request, *, kill: bool) -> AsyncIterator[dict[str, Any]]:
