@@ -297,6 +297,7 @@ def test_the_smoke_plan_runs_to_its_report(tmp_path):
             2,
             "cannot write to",
         ),
+        (["study", "--substrates", "bare", "--out", "/proc/nowhere"], 2, "cannot write to"),
         (["study", "--resume"], 2, "no study to resume"),
         (["study", "--resume", "--out", "nowhere"], 2, "no study to resume in nowhere"),
         (["report", "nowhere"], 2, "there is no nowhere"),

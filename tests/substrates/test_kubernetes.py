@@ -210,7 +210,12 @@ async def test_nobody_listens(tmp_path: Any) -> None:
         await enter(dutyfree.open("kubernetes", kubeconfig=str(config)))
     found = await substrates.probe("kubernetes", kubeconfig=str(tmp_path / "none"))
     assert not found.available
+    assert "there is no kubeconfig" in found.detail
+    config.write_text("builder")
+    found = await substrates.probe("kubernetes", kubeconfig=str(config))
+    assert not found.available
     assert "cannot be used" in found.detail
+    assert f"KUBECONFIG={config} kubectl version" in found.remedy
 
 
 @pytest.mark.slow

@@ -373,6 +373,13 @@ async def test_the_tier_microvm_of_native() -> None:
         assert kernels[0] != kernels[1]
 
 
+async def test_a_program_that_does_not_exist() -> None:
+    found = await substrates.probe("oci", program="/nowhere/crun")
+    assert not found.available
+    assert found.detail == "there is no program /nowhere/crun"
+    assert "option program" in found.remedy
+
+
 @pytest.mark.parametrize(
     ("name", "options", "complaint"),
     [

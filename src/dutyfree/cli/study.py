@@ -46,7 +46,7 @@ def study(
     ----------
     plan
         The name of a plan that comes with dutyfree (smoke: under a minute; quick: a few minutes; paper: two
-        hours), or a TOML file. Default: quick.
+        hours; archetypes: everything that runs here), or a TOML file. Default: quick.
     substrates
         Measure these substrates instead of the plan's, separated by commas: "bare,docker". All of them must
         be available.
@@ -107,7 +107,9 @@ def _plan(plan: str | None, substrates: str | None, full_tests: bool, resumed: P
         return loaded
     labels = [label.strip() for label in substrates.split(",") if label.strip()]
     options = {label: found for label, found in loaded.options.items() if label in labels}
-    return plans.check(replace(loaded, substrates=labels, optional=[], options=options), "--substrates")
+    most = {label: trials for label, trials in loaded.most.items() if label in labels}
+    chosen = replace(loaded, substrates=labels, optional=[], options=options, most=most)
+    return plans.check(chosen, "--substrates")
 
 
 def recorded_plan(directory: Path, remedy: str) -> Plan:

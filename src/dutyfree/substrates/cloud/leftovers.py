@@ -121,5 +121,5 @@ def collect(dry_run: bool) -> list[tuple[str, str]]:
             if not living and is_settled and not dry_run:
                 path.unlink(missing_ok=True)
         except (ApiError, Unavailable, OSError) as error:
-            done.append((f"those of the run {note.run} in {where}", str(error)))
+            done.append((f"of the run {note.run} in {where}", str(error)))
     return done

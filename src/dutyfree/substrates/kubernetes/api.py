@@ -224,6 +224,8 @@ def _client(config: KubernetesConfig) -> tuple[Any, str, str]:
         loading.load_incluster_config(client_configuration=configuration)
         namespace = (ACCOUNT / "namespace").read_text().strip()
         return lambda: client.ApiClient(configuration), namespace, "the service account of this pod"
+    if not any(Path(one).is_file() for one in source.split(os.pathsep)):
+        raise Unavailable(f"there is no kubeconfig {source}", remedy=REMEDY)
     try:
         loader = asyncio.run(
             loading.load_kube_config(source, config.context or None, configuration, persist_config=False)
@@ -232,7 +234,7 @@ def _client(config: KubernetesConfig) -> tuple[Any, str, str]:
     except Exception as error:  # of the file, its logins or their programs
         raise Unavailable(
             f"the kubeconfig {source} cannot be used: {str(error) or type(error).__name__}",
-            remedy="`kubectl version` must work with it",
+            remedy=f"check that `KUBECONFIG={source} kubectl version` works",
         ) from error
     return lambda: client.ApiClient(configuration), found, source
 

@@ -84,7 +84,7 @@ class Kubernetes:
         return Availability(True, f"Kubernetes {version} at {api.server}, namespace {api.namespace}")
 
 
-RIGHTS = "give the account the rights that docs/kubernetes.md lists"
+RIGHTS = "check that the namespace exists; give the account the rights that docs/kubernetes.md lists"
 
 
 @asynccontextmanager

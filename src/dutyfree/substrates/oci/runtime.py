@@ -119,7 +119,10 @@ def find(kind: str, program: str) -> str:
     """The path of the program. Raises Unavailable."""
     found = shutil.which(program or kind)
     if found is None:
-        raise Unavailable(f"there is no {program or kind}", remedy=f"install it: {INSTALL[kind]}")
+        if program:
+            remedy = f"give the path of {kind}, or leave the option program out"
+            raise Unavailable(f"there is no program {program}", remedy=remedy)
+        raise Unavailable(f"there is no {kind}", remedy=f"install it: {INSTALL[kind]}")
     return found
 
 
