@@ -62,7 +62,9 @@ def check(config: NativeConfig) -> None:
             remedy="name an image, such as the tar that `dutyfree image build` makes",
         )
     if config.isolation == "gvisor" and config.limits.network not in (None, "off"):
-        raise OptionError(f"native: sandboxes of {config.isolation} have no network", remedy="leave the limit network out")
+        raise OptionError(
+            f"native: sandboxes of {config.isolation} have no network", remedy="leave the limit network out"
+        )
 
 
 async def probe(config: NativeConfig) -> Availability:
