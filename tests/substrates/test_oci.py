@@ -22,6 +22,7 @@ from dutyfree.contract.errors import (
     CreateError,
     DispatchError,
     DutyfreeError,
+    ExecError,
     OptionError,
     SandboxClosed,
     SandboxGone,
@@ -183,6 +184,29 @@ async def test_a_container_that_is_killed_is_no_failed_command(oci: Oci) -> None
         assert "killed from outside" in str(failures[0])
         with pytest.raises(SandboxClosed):
             await sandbox.exec("true")
+
+
+async def test_a_runtime_that_is_killed_is_no_failed_command() -> None:
+    """The command itself may have gone on, so it is killed."""
+    need("crun")
+    failures: list[Any] = []
+
+    async def run(sandbox: Any) -> None:
+        try:
+            failures.append(await sandbox.exec("touch begun; sleep 1003"))
+        except DutyfreeError as error:
+            failures.append(error)
+
+    async with dutyfree.open("oci", actions="exec") as oci, oci.sandbox() as sandbox:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run, sandbox)
+            await appeared(sandbox, "begun")
+            words = f"exec --cwd .*{sandbox.id} .*sleep 1003"
+            await anyio.run_process(["pkill", "-KILL", "-x", "-f", f".*crun .*{words}"])
+        assert isinstance(failures[0], ExecError), failures
+        assert "signal 9 ended crun exec" in str(failures[0])
+        seen = await sandbox.exec("ps ax -o args")
+        assert b"sleep 1003" not in seen.stdout
 
 
 async def test_a_paused_container_and_its_end(oci: Oci) -> None:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import anyio
 import anyio.to_thread
@@ -26,7 +27,7 @@ from dutyfree.contract.arguments import (
     check_runnable,
     not_started,
 )
-from dutyfree.contract.errors import ActionError, DispatchError, SandboxClosed, SandboxGone
+from dutyfree.contract.errors import ActionError, DispatchError, ExecError, SandboxClosed, SandboxGone
 from dutyfree.engine.layers.command_defaults import ENVIRONMENT, WORKDIR, CommandDefaults
 from dutyfree.substrates.local import command as local
 from dutyfree.substrates.local.command_files import FilesByCommands
@@ -165,11 +166,25 @@ class ExecSandbox(FilesByCommands):
                 timeout=timeout,
                 output=output,
             )
+            if seen.signal is not None and not seen.timed_out:
+                await self._lost(mark, seen.signal)
             return await self._checked(seen, pid_file, log)
         finally:
             self._running -= 1
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(_remove, pid_file, log)
+
+    async def _lost(self, mark: str, number: int) -> NoReturn:
+        """A signal ended the runtime's exec. It reports signals to the command as codes, so this was none."""
+        kill = partial(self._kill, mark, alone=self._running == 1)
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(kill)
+        if self._closed:
+            raise SandboxClosed(f"the sandbox {self.id} was closed while the command ran")
+        kind = self._container.runtime.kind
+        raise ExecError(
+            f"signal {number} ended {kind} exec in {self.id}: the command's own end is not known; it was killed"
+        )
 
     async def _checked(self, seen: Observation, pid_file: Path, log: Path) -> Observation | None:
         """The runtime's exit code is the command's only if the container still runs, and the command ran."""
