@@ -28,8 +28,9 @@ from dutyfree.contract.errors import (
     SandboxGone,
 )
 from dutyfree.engine.launcher.client import BINARY
-from dutyfree.substrates.local.reaper import remove_groups
+from dutyfree.substrates.local.reaper import Reaper, remove_groups
 from dutyfree.substrates.oci import ids, seccomp
+from dutyfree.substrates.oci.gc import PREFIX
 from dutyfree.substrates.oci.substrate import Oci
 from tests.awaiting import appeared, enter, together, until
 from tests.oci_runtime import left, need
@@ -290,6 +291,26 @@ def test_a_killed_owner_leaves_nothing(runtime: str, actions: str, storage: str)
         assert len(left(name)) > 4
         process.kill()
     assert eventually(lambda: not left(name)), left(name)
+
+
+def test_a_runtime_that_makes_its_groups_late_leaves_none(tmp_path: Path) -> None:
+    """The owner is dead, and its reaper removes groups, while a runtime still makes them."""
+    need("crun")
+    name, directory = f"{PREFIX}late{os.getpid()}", tmp_path / "base"
+    directory.mkdir()
+    reaper = Reaper(directory=str(directory), marker=f"DUTYFREE_OWNER={name}", groups=name)
+    script = 'while :; do for top in /sys/fs/cgroup/*/; do mkdir -p "$top$0/x" 2>/dev/null; done; done'
+    late = subprocess.Popen(["/bin/sh", "-c", script, name], env={**os.environ, "DUTYFREE_OWNER": name})
+    try:
+        assert eventually(lambda: len(left(name)) > 1)
+        reaper.engage()
+        assert late.wait(60) == -signal.SIGKILL
+        assert eventually(lambda: not directory.exists())
+        assert eventually(lambda: not left(name), 5), left(name)
+    finally:
+        late.kill()
+        late.wait()
+        remove_groups(name)
 
 
 def test_gc_removes_what_a_killed_reaper_leaves() -> None:

@@ -328,7 +328,7 @@ def _clean(orders: dict[str, str]) -> None:
         with contextlib.suppress(OSError):
             remove_groups(orders["groups"])
     if orders["directory"]:
-        _clear(orders["directory"], orders["marker"])
+        _clear(orders["directory"], orders["marker"], orders["groups"])
     if orders["docker"]:
         # The engine may still be creating a container: search until none has appeared for a while. Wait
         # longer if the engine is slow.
@@ -342,11 +342,13 @@ def _clean(orders: dict[str, str]) -> None:
             time.sleep(0.2)
 
 
-def _clear(directory: str, marker: str) -> None:
+def _clear(directory: str, marker: str, groups: str = "") -> None:
     """Repeat until it is gone: a process that was just starting when the owner died has no mark yet."""
     for _ in range(20):
         kill_marked(marker, strays=directory)
         with contextlib.suppress(OSError):
+            if groups:  # a runtime that was just starting may have made them again
+                remove_groups(groups)
             remove_owned(directory)
             return
         time.sleep(0.1)

@@ -27,6 +27,7 @@ def remove_leftover(path: Path) -> None:
     """End the containers of a directory, and remove it. Raises OSError."""
     remove_groups(path.name)
     kill_marked(f"DUTYFREE_OWNER={path.name}", strays=str(path))
+    remove_groups(path.name)  # a runtime that was just starting may have made them again
     remove_owned(str(path))
 
 
