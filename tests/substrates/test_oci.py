@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -27,6 +28,7 @@ from dutyfree.contract.errors import (
     SandboxClosed,
     SandboxGone,
 )
+from dutyfree.engine.host import proc
 from dutyfree.engine.launcher.client import BINARY
 from dutyfree.substrates.local.reaper import Reaper, remove_groups
 from dutyfree.substrates.oci import ids, seccomp
@@ -94,6 +96,29 @@ async def test_what_a_container_may(oci: Oci) -> None:
         assert int(processes) < 10
         owners = await sandbox.exec("stat -c %u:%g / /etc /usr/bin/python3; touch own; stat -c %u own")
         assert owners.stdout.split() == [b"0:0", b"0:0", b"0:0", b"0"]
+
+
+def environments_of(name: str) -> list[bytes]:
+    """The environments of the processes with this name in their command lines."""
+    found = []
+    for pid in proc.pids():
+        with contextlib.suppress(OSError):
+            if name.encode() in proc.read(f"{pid}/cmdline"):
+                found.append(proc.environment(pid))
+    return found
+
+
+@pytest.mark.parametrize("runtime", ["crun", "runsc"])
+async def test_the_runtime_does_not_have_our_credentials(
+    runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need(runtime)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
+    async with dutyfree.open("oci", runtime=runtime) as oci, oci.sandbox() as sandbox:
+        environments = await anyio.to_thread.run_sync(environments_of, sandbox.id)
+        assert environments
+        assert not [one for one in environments if b"AWS_SECRET_ACCESS_KEY" in one]
+        assert (await sandbox.exec("true")).ok
 
 
 async def test_containers_share_nothing_that_is_written(oci: Oci) -> None:

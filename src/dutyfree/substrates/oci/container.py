@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shutil
 import signal
 import socket
@@ -33,6 +32,7 @@ from dutyfree.engine.launcher.client import BINARY
 from dutyfree.engine.layers.lower_directories import LowerDirectories
 from dutyfree.engine.sandbox.guest import Guest
 from dutyfree.substrates.local.reaper import remove_tree
+from dutyfree.substrates.local.runtime_environment import runtime_environment
 from dutyfree.substrates.oci import spec
 from dutyfree.substrates.oci.config import OciConfig
 from dutyfree.substrates.oci.groups import Group
@@ -98,7 +98,7 @@ class Container:
                     stdin=theirs.fileno(),
                     stdout=theirs.fileno(),
                     stderr=said,
-                    env={**os.environ, **marks},
+                    env=runtime_environment(marks),
                     start_new_session=True,  # Ctrl-C must not end it before the sandbox is removed
                 )
         except BaseException as error:

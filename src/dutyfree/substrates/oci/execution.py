@@ -33,6 +33,7 @@ from dutyfree.substrates.local import command as local
 from dutyfree.substrates.local.command_files import FilesByCommands
 from dutyfree.substrates.local.container_processes import Strays, kill_tree
 from dutyfree.substrates.local.kill_script import KILL_SCRIPT, MARK
+from dutyfree.substrates.local.runtime_environment import runtime_environment
 from dutyfree.substrates.oci.container import Container
 from dutyfree.substrates.oci.spec import PROGRAM
 
@@ -160,7 +161,7 @@ class ExecSandbox(FilesByCommands):
             seen = await local.run(
                 line,
                 cwd="/",
-                env={**os.environ, MARK: mark.partition("=")[2]},
+                env=runtime_environment({MARK: mark.partition("=")[2]}),
                 kill=partial(self._kill, mark, alone=self._running == 1),
                 stdin=stdin,
                 timeout=timeout,
@@ -182,9 +183,7 @@ class ExecSandbox(FilesByCommands):
         if self._closed:
             raise SandboxClosed(f"the sandbox {self.id} was closed while the command ran")
         kind = self._container.runtime.kind
-        raise ExecError(
-            f"signal {number} ended {kind} exec in {self.id}: the command's own end is not known; it was killed"
-        )
+        raise ExecError(f"signal {number} ended {kind} exec in {self.id}, so its command was killed, too")
 
     async def _checked(self, seen: Observation, pid_file: Path, log: Path) -> Observation | None:
         """The runtime's exit code is the command's only if the container still runs, and the command ran."""

@@ -13,6 +13,7 @@ import anyio.to_thread
 from dutyfree.contract.errors import CreateError, Unavailable
 from dutyfree.engine.host.proc import boot_id
 from dutyfree.engine.launcher.client import BINARY
+from dutyfree.substrates.local.runtime_environment import runtime_environment
 from dutyfree.substrates.vm.config import VmConfig
 from dutyfree.substrates.vm.kernel import folder
 from dutyfree.substrates.vm.qemu import DEVICE, Files, Hardware, Qemu, Shape, group
@@ -74,7 +75,7 @@ async def _boots(config: VmConfig, files: Files) -> str:
     shape = Shape(256, 1, None, "1048576", "off")
     try:
         hardware = Hardware("kvm", group=await anyio.to_thread.run_sync(group, "kvm"))
-        qemu = await Qemu.start(config, hardware, shape, files, environment=dict(os.environ))
+        qemu = await Qemu.start(config, hardware, shape, files, environment=runtime_environment({}))
     except CreateError as error:
         return error.message
     try:

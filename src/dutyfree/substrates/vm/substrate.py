@@ -35,6 +35,7 @@ from dutyfree.engine.sandbox.init_sandbox import InitSandbox
 from dutyfree.engine.store.locks import try_lock
 from dutyfree.substrates.local.lifecycle import closing
 from dutyfree.substrates.local.reaper import Reaper, remove_tree
+from dutyfree.substrates.local.runtime_environment import runtime_environment
 from dutyfree.substrates.native import Native, NativeConfig
 from dutyfree.substrates.vm import accelerator, kernel, sshd
 from dutyfree.substrates.vm.config import VmConfig
@@ -199,10 +200,10 @@ async def opened_on(config: VmConfig, layers: DirectoryLayers, directory: Path) 
         files = Files(descriptors[0], descriptors[1], ())
         hardware, reason = await accelerator.hardware(config, files)
         name, _, value = _mark(directory).partition("=")
-        machines = Machines(config, hardware, {**os.environ, name: value})
+        machines = Machines(config, hardware, runtime_environment({name: value}))
         keys = None
         if config.actions == "exec":
-            keys = await sshd.prepare(directory, disks, machines.environment)
+            keys = await sshd.prepare(directory, disks, {**os.environ, name: value})
         opened = VmSubstrate(config, layers, machines, files, disks, (hardware, reason), held, keys)
         try:
             yield opened
