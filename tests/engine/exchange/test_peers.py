@@ -505,11 +505,11 @@ async def test_a_directory_that_hangs_is_left_behind(nodes: Nodes) -> None:
 
 async def test_one_that_is_killed_midway(nodes: Nodes) -> None:
     before = await built(nodes)
+    fetched = threading.Event()  # it may have ended before anything arrived
 
     def kill(server: Server) -> None:
-        wait = threading.Event()
-        while not arrives(nodes.there / "layers"):
-            wait.wait(0.001)
+        while not arrives(nodes.there / "layers") and not fetched.wait(0.001):
+            pass
         server.process.kill()
 
     with contextlib.ExitStack() as stack:
@@ -517,11 +517,14 @@ async def test_one_that_is_killed_midway(nodes: Nodes) -> None:
         midway = stack.enter_context(proxied(server.source, slowly))
         async with anyio.create_task_group() as group:
             group.start_soon(anyio.to_thread.run_sync, kill, server)
-            async with fetching(midway) as (native, sandbox):
-                assert native.peers[midway].failures == 1
-                assert (await seen(sandbox, "cat stamp copy")).split()[0] == (
-                    await seen(sandbox, "cat copy")
-                ).strip()
+            try:
+                async with fetching(midway) as (native, sandbox):
+                    assert native.peers[midway].failures == 1
+                    assert (await seen(sandbox, "cat stamp copy")).split()[0] == (
+                        await seen(sandbox, "cat copy")
+                    ).strip()
+            finally:
+                fetched.set()
     # A third node can still fetch all of it from the store.
     nodes.use(nodes.root / "third")
     async with fetching(str(nodes.here)) as (_, sandbox):
