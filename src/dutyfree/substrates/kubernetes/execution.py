@@ -205,7 +205,11 @@ class Execution:
         if len(words) == 2 and all(word.isdigit() for word in words):
             code, self.oom_kills = (int(word) for word in words)
         elif (found := exit_code(self._status)) is not None:
-            code = found  # the command killed the script too
+            code = found  # the command killed the script too, or the end of the pod did
+            if not timed_out:
+                lost = ExecError("the exec was killed")
+                if (reason := await self._broken(lost)) is not lost:
+                    raise reason
         elif timed_out:
             code = KILLED + 9
         else:
