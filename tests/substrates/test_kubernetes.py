@@ -135,7 +135,10 @@ async def test_commands_cannot_reach_init(pods: KubernetesSubstrate) -> None:
 # --- Failures ---------------------------------------------------------------------------------------------
 
 
-async def test_a_pod_that_is_deleted_from_outside(pods: KubernetesSubstrate, cluster: Api) -> None:
+@pytest.mark.parametrize("grace", [0, 1])
+@pytest.mark.parametrize("actions", ["init", "exec"])
+async def test_a_pod_that_is_deleted_from_outside(cluster: Api, actions: str, grace: int) -> None:
+    """Also without a grace time: then the command ends as if it had been killed."""
     failures: list[DutyfreeError] = []
 
     async def run(sandbox: dutyfree.Sandbox) -> None:
@@ -144,10 +147,11 @@ async def test_a_pod_that_is_deleted_from_outside(pods: KubernetesSubstrate, clu
         except DutyfreeError as error:
             failures.append(error)
 
-    async with pods.sandbox() as sandbox, anyio.create_task_group() as tasks:
-        tasks.start_soon(run, sandbox)
-        await sandbox.exec("true")
-        await delete(cluster, "pods", sandbox.id, grace=1)
+    async with dutyfree.open("kubernetes", actions=actions) as opened:
+        async with opened.sandbox() as sandbox, anyio.create_task_group() as tasks:
+            tasks.start_soon(run, sandbox)
+            await sandbox.exec("true")
+            await delete(cluster, "pods", sandbox.id, grace=grace)
     assert isinstance(failures[0], SandboxClosed), failures
     assert verdict(failures[0]) == "infrastructure"
     assert "was deleted" in str(failures[0])
