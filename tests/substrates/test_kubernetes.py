@@ -147,11 +147,14 @@ async def test_a_pod_that_is_deleted_from_outside(cluster: Api, actions: str, gr
         except DutyfreeError as error:
             failures.append(error)
 
-    async with dutyfree.open("kubernetes", actions=actions) as opened:
-        async with opened.sandbox() as sandbox, anyio.create_task_group() as tasks:
-            tasks.start_soon(run, sandbox)
-            await sandbox.exec("true")
-            await delete(cluster, "pods", sandbox.id, grace=grace)
+    async with (
+        dutyfree.open("kubernetes", actions=actions) as opened,
+        opened.sandbox() as sandbox,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(run, sandbox)
+        await sandbox.exec("true")
+        await delete(cluster, "pods", sandbox.id, grace=grace)
     assert isinstance(failures[0], SandboxClosed), failures
     assert verdict(failures[0]) == "infrastructure"
     assert "was deleted" in str(failures[0])
