@@ -60,7 +60,7 @@ test-integrations: linux $(INSTALLED) ## Other people's frameworks on top of dut
 
 test-vm-substrate: linux $(DEVELOPED) ## The substrate vm, its conformance too: machines of QEMU that boot and are restored
 	scripts/host-tools $(TESTED)
-	$(BIN)/python -m pytest tests/substrates/test_vm.py tests/substrates/test_conformance.py -k "test_vm or vm-" $(ARGS)
+	$(BIN)/python -m pytest -m "vm or emulated" tests $(ARGS)
 
 test-vm: $(DEVELOPED) ## The native engine in a virtual machine: control groups v2, as root and without
 	PYTHON=$(BIN)/python scripts/vm-test $(ARGS)

@@ -16,7 +16,7 @@ from tests.cloud_init import booted, image
 LIFETIME = 240
 
 
-@pytest.mark.slow
+@pytest.mark.emulated
 @pytest.mark.root("its file system is made as root")
 @pytest.mark.timeout(1800)
 async def test_an_instance_boots_is_reached_and_ends_itself(tmp_path: Path) -> None:

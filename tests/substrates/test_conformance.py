@@ -17,6 +17,7 @@ import pytest
 
 import dutyfree
 from dutyfree.conformance import CHECKS, Check, judge
+from dutyfree.conformance.__main__ import option
 from dutyfree.contract import Substrate
 from tests.cloud_server import CREDENTIALS, cloud_server
 from tests.oci_runtime import need
@@ -52,8 +53,8 @@ SUBSTRATES = [
         for runtime in ("crun", "runc", "runsc")
         for actions in ("init", "exec")
     ),
-    pytest.param("vm restore=true", marks=[pytest.mark.vm, pytest.mark.slow], id="vm"),
-    pytest.param("vm restore=true actions=exec", marks=[pytest.mark.vm, pytest.mark.slow], id="vm-exec"),
+    pytest.param("vm restore=true", marks=[pytest.mark.vm, pytest.mark.emulated], id="vm"),
+    pytest.param("vm restore=true actions=exec", marks=[pytest.mark.vm, pytest.mark.emulated], id="vm-exec"),
     pytest.param("kubernetes", marks=[pytest.mark.kubernetes, pytest.mark.slow]),
     pytest.param(
         "kubernetes actions=exec", marks=[pytest.mark.kubernetes, pytest.mark.slow], id="kubernetes-exec"
@@ -96,7 +97,7 @@ async def substrate(
             state = tmp_path_factory.mktemp("server")
             options = stack.enter_context(reached_by(words[0] if words else "tcp", state))
         else:
-            options = dict(word.split("=") for word in words)
+            options = dict(map(option, words))
         if name == "oci":
             need(options["runtime"])
         if name == "ssh":

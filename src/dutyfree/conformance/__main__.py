@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        type=_option,
+        type=option,
         help="an option of the substrate, the value as in TOML; may be given again",
     )
     for choice, what in (("--only", "run this check, or this subject"), ("--leave-out", "run all but it")):
@@ -127,8 +127,8 @@ def _close(asked: argparse.Namespace, results: Sequence[CheckResult], left_out: 
         _say(f"(--only {failed[0]} runs one of them again, --leave-out {failed[0]} all but that)")
 
 
-def _option(text: str) -> tuple[str, Any]:
-    """``name=value``, the value as in TOML where it is, a bare string otherwise."""
+def option(text: str) -> tuple[str, Any]:
+    """Read ``name=value``, the value as in TOML where it is, a bare string otherwise."""
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
