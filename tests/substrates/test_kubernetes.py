@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import dutyfree
-from dutyfree import Limits, Recipe, substrates
+from dutyfree import Limits, Recipe, recipes, substrates
 from dutyfree.conformance import CHECKS, Check
 from dutyfree.contract.errors import (
     CreateError,
@@ -97,6 +97,39 @@ async def test_what_a_pod_is(pods: KubernetesSubstrate, cluster: Api) -> None:
     assert await pods.sandboxes() == []
 
 
+async def test_stages_become_an_image(pods: KubernetesSubstrate) -> None:
+    """Built once, with what they wrote and removed; no pod runs them again."""
+    recipe = Recipe(
+        env={"GIVEN": "yes"},
+        stages=(
+            recipes.command("date +%s%N > /workspace/made && rm /etc/issue && mkdir /opt/kept"),
+            recipes.command("mv /workspace/made /opt/kept/"),
+        ),
+    )
+    seen = set()
+    for _ in range(2):
+        async with pods.sandbox(recipe) as sandbox:
+            assert "stages" not in {span.name for span in sandbox.spans}
+            found = await sandbox.exec(
+                "cat /opt/kept/made; ls /workspace; test -e /etc/issue; echo $? $GIVEN"
+            )
+            seen.add(found.stdout)
+    (only,) = seen
+    assert only.endswith(b"\n1 yes\n")
+    assert (await pods.facts())["recipes"] == "images of the registry"
+
+
+async def test_stages_run_in_the_pod_of_another_image(cluster: Api) -> None:
+    async with dutyfree.open("kubernetes") as known:
+        image = (await known.facts())["image"]
+    async with (
+        dutyfree.open("kubernetes", image=image) as opened,
+        opened.sandbox(Recipe(stages=(recipes.command("echo made > /opt/made"),))) as sandbox,
+    ):
+        assert "stages" in {span.name for span in sandbox.spans}
+        assert await sandbox.read("/opt/made") == b"made\n"
+
+
 async def test_an_image_without_init_gets_it_over_the_stream(cluster: Api) -> None:
     for program in ("stream", "host"):
         async with (
@@ -112,7 +145,7 @@ async def test_the_process_that_holds_the_stream_is_killed(pods: KubernetesSubst
     """Root in the pod can do that, so it is the agent's doing."""
     async with pods.sandbox() as sandbox:
         with pytest.raises(SandboxGone, match="killed the process that holds the stream") as caught:
-            await sandbox.exec("kill -KILL -1")
+            await sandbox.exec("kill -KILL -1; sleep 60")  # else its answer may come before the end
         assert verdict(caught.value) == "task"
 
 

@@ -110,15 +110,8 @@ class DirectoryLayers:
         return [self._chains.pop(name) for name in gone]
 
     async def _on_disk(self, recipe: Recipe) -> StartState:
-        """The state of a recipe, after its layers were written to the store. Some have no place there."""
-        builder = self._recipes.builder
-        if builder.store is None:
-            raise CreateError("only root with full isolation keeps layers on disk", remedy="run as root")
-        state = await self._recipes.state(recipe)
-        if recipe.stages and state.trees != state.origin.trees:
-            keys = await self._recipes.keys.of(recipe)
-            await builder.wait_until_stored(keys[-1])
-            state = await self._recipes.state(recipe)
+        """The state of a recipe, which one overlay shows."""
+        state = await self._recipes.on_disk(recipe)
         if len(state.trees) != 1:
             raise CreateError(
                 "the image host has software outside of /usr here, so no single overlay shows it",

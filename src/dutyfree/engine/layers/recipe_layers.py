@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dutyfree.contract import Recipe
+from dutyfree.contract.errors import CreateError
 from dutyfree.engine.layers.build import FilesChanged, LayerBuilder
 from dutyfree.engine.layers.build_request import BuildTrace
 from dutyfree.engine.layers.keys import RecipeKeys
@@ -44,6 +45,20 @@ class RecipeLayers:
         except FilesChanged as error:
             self.keys.forget(error.key)
             raise
+
+    async def on_disk(self, recipe: Recipe) -> StartState:
+        """The same, after all its layers were written to the store. Some have no place there.
+
+        Raises StageError, and CreateError, also without root: then there are no layers on disk.
+        """
+        if self.builder.store is None:
+            raise CreateError("only root with full isolation keeps layers on disk", remedy="run as root")
+        state = await self.state(recipe)
+        if recipe.stages and state.trees != state.origin.trees:
+            keys = await self.keys.of(recipe)
+            await self.builder.wait_until_stored(keys[-1])
+            state = await self.state(recipe)
+        return state
 
     def seconds(self, recipe: Recipe) -> list[float]:
         """Seconds that the image and then each stage took when they were last made; 0 if that is unknown."""

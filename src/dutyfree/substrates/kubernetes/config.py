@@ -33,8 +33,8 @@ class KubernetesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     image: str = study.REFERENCE
     """The image of a recipe without one; by default the study's image, if the cluster has a registry."""
     registry: str = ""
-    """Where the study's image is pushed to, as HOST[:PORT]; by default what the ConfigMap
-    kube-public/local-registry-hosting names."""
+    """Where the study's image, and recipes on it, are pushed to, as HOST[:PORT]; by default what the
+    ConfigMap kube-public/local-registry-hosting names."""
     pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
     pull_secrets: tuple[str, ...] = ()
     """Names of secrets for the image's registry."""

@@ -1,7 +1,7 @@
-"""Push the study's image to a registry from which the cluster pulls.
+"""Push images to a registry from which the cluster pulls: the study's, and those of recipes on it.
 
-The image has two layers: the files of ``study_image``, and our init. Both are pushed once; the name of the
-image is the digest of its manifest.
+An image has the files of ``study_image``, our init, and the layers of a recipe's stages. Each layer is pushed
+once; the name of the image is the digest of its manifest.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import http.client
 import io
 import os
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
 from urllib.parse import urlsplit
@@ -20,16 +21,20 @@ import msgspec
 
 from dutyfree import study_image as study
 from dutyfree.contract.errors import CreateError
+from dutyfree.engine.exchange import packer
 from dutyfree.engine.images.http import CONNECT_SECONDS
 from dutyfree.engine.images.manifest import this_platform
 from dutyfree.engine.launcher.client import BINARY
 from dutyfree.engine.layers.command_defaults import ENVIRONMENT, WORKDIR
+from dutyfree.engine.store.cancel import CancelToken
+from dutyfree.engine.store.store import Store
 from dutyfree.substrates.kubernetes.api import Api, ApiError
 
 REPOSITORY = "dutyfree/study"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar"
+COMPRESSED = f"{LAYER}+zstd"
 PUSH_SECONDS = 300.0
 
 
@@ -40,6 +45,8 @@ class Blob(NamedTuple):
     digest: str
     size: int
     open: Callable[[], IO[bytes]]
+    diff_id: str
+    """Of a layer: the digest of its tar, which may be compressed here."""
 
     @property
     def descriptor(self) -> dict[str, object]:
@@ -60,14 +67,15 @@ async def announced(api: Api) -> str:
     return ""
 
 
-def push_study(host: str, image: study.StudyImage) -> str:
-    """Push the study's image unless the registry has it. Returns its reference. Blocks.
+def push(host: str, image: study.StudyImage, store: Store, keys: Sequence[str] = ()) -> str:
+    """Push the study's image with these layers of the store, unless the registry has it. Blocks.
 
-    Raises CreateError.
+    Returns its reference. Raises CreateError, Cancelled.
     """
     layers = (
-        Blob(LAYER, image.digest, image.size, lambda: image.tar.open("rb")),
+        Blob(LAYER, image.digest, image.size, lambda: image.tar.open("rb"), image.digest),
         _blob(LAYER, _init_layer(BINARY)),
+        *(blob for key in keys for blob in _packed(store, key)),
     )
     config = _blob(CONFIG, _config(layers))
     manifest = msgspec.json.encode(
@@ -87,14 +95,29 @@ def push_study(host: str, image: study.StudyImage) -> str:
                 registry.put(f"manifests/{digest}", MANIFEST, manifest)
     except (OSError, http.client.HTTPException) as error:
         raise CreateError(
-            f"the study's image could not be pushed to the registry {host}: {error}",
+            f"an image could not be pushed to the registry {host}: {error}",
             remedy="check the option registry=, or name an image that the cluster can pull with image=",
         ) from error
     return f"{host}/{REPOSITORY}@{digest}"
 
 
 def _blob(media: str, data: bytes) -> Blob:
-    return Blob(media, f"sha256:{hashlib.sha256(data).hexdigest()}", len(data), lambda: io.BytesIO(data))
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    return Blob(media, digest, len(data), lambda: io.BytesIO(data), digest)
+
+
+def _packed(store: Store, key: str) -> list[Blob]:
+    """A layer of the store, as it is sent to other machines."""
+    blobs = packer.pack_layer(store, key, CancelToken())
+    paths = [packer.blob_path(store, key, blob.digest) for blob in blobs]
+    return [
+        Blob(COMPRESSED, blob.digest, blob.size, partial(_open, path), blob.diff_id)
+        for blob, path in zip(blobs, paths, strict=True)
+    ]
+
+
+def _open(path: Path) -> IO[bytes]:
+    return path.open("rb")
 
 
 def _init_layer(program: Path) -> bytes:
@@ -123,7 +146,7 @@ def _config(layers: tuple[Blob, ...]) -> bytes:
                 "WorkingDir": WORKDIR,
                 "Cmd": ["/bin/bash"],
             },
-            "rootfs": {"type": "layers", "diff_ids": [layer.digest for layer in layers]},
+            "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
         }
     )
 

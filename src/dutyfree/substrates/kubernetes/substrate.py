@@ -15,7 +15,6 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from dutyfree import study_image as study
 from dutyfree.contract import Availability, Limits, Recipe, Span, limited
 from dutyfree.contract.errors import ActionError, CleanupError, CreateError, SubstrateError, Unavailable
 from dutyfree.contract.substrate import refuse_second_entry
@@ -24,9 +23,10 @@ from dutyfree.engine.layers import run_stage
 from dutyfree.engine.layers.command_defaults import WORKDIR, CommandDefaults, command_defaults
 from dutyfree.engine.sandbox.guest import Guest, with_variables
 from dutyfree.engine.sandbox.init_sandbox import InitSandbox
-from dutyfree.substrates.kubernetes import guest, registry, status
+from dutyfree.substrates.kubernetes import guest, status
 from dutyfree.substrates.kubernetes.api import REMEDY, Api, ApiError, ApiLost, Object, connect
 from dutyfree.substrates.kubernetes.config import KubernetesConfig
+from dutyfree.substrates.kubernetes.images import Images
 from dutyfree.substrates.kubernetes.ownership import OURS, OWNER, ROLE, Lease, lease, listed, remove_leftovers
 from dutyfree.substrates.kubernetes.pods import NETWORK, PodKind, Pods, check_limits
 from dutyfree.substrates.kubernetes.pool import ReadyPods
@@ -132,9 +132,7 @@ class KubernetesSubstrate:
         self._ready = ReadyPods(api, held, self._pods, config.pool, config.ready)
         self._limits = Limits()
         """Those of the last request: ready pods are made for them."""
-        self._study = ""
-        """The reference of the study's image, when it is known."""
-        self._imaging = anyio.Lock()
+        self._images = Images(api, config)
         self._defaults: dict[str, CommandDefaults] = {}
         """By image: how commands run in it."""
         self._program = b""
@@ -189,9 +187,9 @@ class KubernetesSubstrate:
         return "asked for"
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
-        """Push the image if it is ours, and fill the pool. Raises CreateError."""
+        """Build and push the image if it is ours, and fill the pool. Raises CreateError, StageError."""
         run_stage.refuse_services(recipe, self.name)
-        image = await self._image(recipe or Recipe())
+        image, _ = await self._images.of(recipe or Recipe())
         if self._config.ready:
             await self._ready.fill(self._kind(image, self._limits))
 
@@ -211,11 +209,12 @@ class KubernetesSubstrate:
         recipe, limits = recipe or Recipe(), limited(limits, Limits())
         check_limits(limits, node_pids=self._node_pids, isolated_network=self._config.isolated_network)
         self._limits = limits
-        kind = self._kind(await self._image(recipe), limits)
+        image, rest = await self._images.of(recipe)
+        kind = self._kind(image, limits)
         begun = time.perf_counter()
         name, spans = await self._pod(kind, labels or {}, begun)
         made = self._with_init if self._config.actions == "init" else self._with_exec
-        async with self._removed(name), made(name, kind, recipe, _Clock(begun, spans)) as sandbox:
+        async with self._removed(name), made(name, kind, rest, _Clock(begun, spans)) as sandbox:
             yield sandbox
 
     @asynccontextmanager
@@ -264,7 +263,7 @@ class KubernetesSubstrate:
             return PodKind(image, limits, "")
         if self._config.program != "auto":
             return PodKind(image, limits, self._config.program)
-        return PodKind(image, limits, "image" if image == self._study != study.REFERENCE else "stream")
+        return PodKind(image, limits, "image" if self._images.has_init(image) else "stream")
 
     async def _pod(
         self, kind: PodKind, labels: Mapping[str, str], begun: float
@@ -299,29 +298,9 @@ class KubernetesSubstrate:
             known = self._defaults[kind.image] = command_defaults(env)
         return with_variables(known, {"HOSTNAME": name})
 
-    async def _image(self, recipe: Recipe) -> str:
-        """The reference of a recipe's image, as the cluster pulls it. Raises CreateError."""
-        wanted = recipe.image or self._config.image
-        if wanted != study.REFERENCE:
-            return wanted
-        async with self._imaging:
-            if not self._study:
-                self._study = await self._pushed()
-        return self._study
-
-    async def _pushed(self) -> str:
-        """The study's image in the cluster's registry; without a registry the nodes must have it."""
-        host = self._config.registry or await registry.announced(self._api)
-        if not host:
-            return study.REFERENCE
-        try:
-            image = await study.build(choose=False)
-        except Unavailable as error:
-            raise CreateError(error.message, remedy=error.remedy) from error
-        return await anyio.to_thread.run_sync(registry.push_study, host, image)
-
     async def close(self) -> None:
         """Remove all pods that are left. What cannot be removed is left to the Lease."""
+        await self._images.close()
         await self._ready.close()
         names = [*self._pods.watch.pods]
         left = await asyncio.gather(*(self._pods.remove(name) for name in names), return_exceptions=True)
@@ -347,7 +326,8 @@ class KubernetesSubstrate:
             "enforces": "cpu, memory" + (f", {self._node_pids} pids" if self._node_pids else ""),
             "network policy": self._policy
             + ("" if config.isolated_network else "; whether it is enforced is not known"),
-            "image": await self._image(Recipe()),
+            "image": (await self._images.of(Recipe()))[0],
+            "recipes": self._images.builds,
         }
         async with self.sandbox() as sandbox:
             pod = self._pods.watch.pods[sandbox.id]

@@ -109,6 +109,9 @@ static int serve(bool among_others, int input, int output)
 	process_choose_mark();
 	oom_open();
 	outbox_frame(FRAME_READY, 0, 0, &ready, sizeof ready, NULL, 0);
+	/* Before we wait for room to send it: in an emulated machine with several processors (QEMU 7.2, thread=single), the
+	 * owner's answer was not seen until its next message, in one of four attempts, if it came just then. */
+	outbox_flush();
 	init_run(-1, false);
 }
 
