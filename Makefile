@@ -39,6 +39,7 @@ study: linux $(INSTALLED) ## Measure this machine: bare, native, and the archety
 	$(BIN)/dutyfree study $(ARGS)
 
 study-all: linux $(INSTALLED) ## Set up and measure all archetypes: Docker, crun, runc, gVisor, Kubernetes, QEMU; hours
+	scripts/setup "$(PYTHON)" "$(VENV)" "" kubernetes
 	scripts/study-all $(BIN)/dutyfree --plan archetypes $(ARGS)
 
 # Tests start hundreds of programs, each of which would else compile all its modules anew.
