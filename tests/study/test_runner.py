@@ -105,6 +105,12 @@ async def test_a_resumed_study_ends_with_the_same_trials(tmp_path):
         assert len({one.id for one in found.trials}) == len(found.trials)
 
 
+async def test_only_the_workloads_that_the_plan_names_are_warmed_up(tmp_path):
+    found, _ = await run(plan(workloads={"T0": 1, "trajectory-10": 1}, warm_up=["T0"]), tmp_path)
+    assert [one.workload for one in found.trials if one.warmup] == ["T0", "T0"]
+    assert len(found.measured) == 4
+
+
 async def test_a_study_stops_when_its_budget_is_used_up_and_can_be_resumed(tmp_path):
     found, watching = await run(plan(), tmp_path, budget=0.0)
     assert not found.trials

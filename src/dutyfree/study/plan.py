@@ -70,6 +70,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     seed: int = 1
     warmups: int = 1
     """Warm-up trials of every workload on every substrate before the first round."""
+    warm_up: Annotated[list[str], Meta(examples=['["T0", "T2"]'])] = []
+    """The workloads that have warm-up trials; all if empty. Long ones that only repeat what a shorter one warms
+    up can be left out."""
     renew: Annotated[int, Meta(ge=0)] = 0
     """After so many rounds, all substrates start anew in fresh processes; 0 for never. Two processes of the
     same program differ a little as long as they live. Renewed, that is noise between blocks of rounds."""
@@ -202,6 +205,7 @@ def check(plan: Plan, where: str = "the plan") -> Plan:
         _check_substrate(plan, label, where)
     for key, labels in (("optional", plan.optional), ("options", plan.options), ("[most]", plan.most)):
         _check_named(f"{where}: {key}", labels, plan.substrates, "substrates")
+    _check_named(f"{where}: warm_up", plan.warm_up, plan.workloads, "workloads")
     for label, trials in plan.most.items():
         if trials < 1:
             raise PlanError(f"{where}: [most] {label} needs at least one trial, not {trials}")
@@ -340,6 +344,7 @@ def warmups(plan: Plan, session: int, open_cells: Iterable[Cell]) -> list[Batch]
         Batch(workload, label, 1, (index,), warmup=True, session=session)
         for index in range(plan.warmups)
         for workload, label in pairs
+        if not plan.warm_up or workload in plan.warm_up
     ]
 
 
