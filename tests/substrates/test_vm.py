@@ -134,6 +134,18 @@ async def test_copies_do_not_see_each_others_writes(vm: VmSubstrate) -> None:
         assert not (await later.exec("cat /etc/mine")).ok
 
 
+@needs_vm
+async def test_the_first_message_is_not_overlooked(vm: VmSubstrate) -> None:
+    """With several processors, it comes while init looks whether its port takes what it wants to say first."""
+    limits = Limits(cpus=2)
+    async with vm.sandbox(limits=limits):
+        pass  # boots the machine that the others are restored from
+    for _ in range(8):
+        with anyio.fail_after(60):
+            async with vm.sandbox(limits=limits) as sandbox:
+                assert await sandbox.list("/")
+
+
 # --- A booted machine -------------------------------------------------------------------------------------
 
 

@@ -299,17 +299,19 @@ static int wait_ms(uint64_t broker_due)
 }
 
 int payload_group = -1;
+bool answers_apart;
 
-/* Wait for what the owner and the outbox allow now. A guest answers on another descriptor than it reads from. */
+/* Wait for what the owner and the outbox allow now. A file gets one watch for both directions: Linux's poll of a virtio
+ * port takes what has arrived out of its queue, so that a second watch would learn of it instead of the first one. */
 static void watch_owner(int operation)
 {
 	static uint32_t reading, writing;
 	uint32_t in = outbox_full() ? 0 : EPOLLIN, out = outbox_due() ? EPOLLOUT : 0;
-	uint32_t first = is_guest ? in : in | out, second = is_guest ? out : 0;
+	uint32_t first = answers_apart ? in : in | out, second = answers_apart ? out : 0;
 
 	if (operation == EPOLL_CTL_ADD || first != reading)
 		watch(operation, CONTROL_FD, first, EVENT_OWNER);
-	if (is_guest && (operation == EPOLL_CTL_ADD || second != writing))
+	if (answers_apart && (operation == EPOLL_CTL_ADD || second != writing))
 		watch(operation, ANSWER_FD, second, EVENT_OWNER);
 	reading = first;
 	writing = second;

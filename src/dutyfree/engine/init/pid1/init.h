@@ -35,6 +35,7 @@ enum { EVENT_OWNER, EVENT_CHILDREN, EVENT_BROKER, EVENT_KEEPER, EVENT_COMMANDS /
 
 _Noreturn void init_run(int payload, bool kept);
 void owner_deaf(void); /* the owner does not read any more: exits, unless we outlive it */
+extern bool answers_apart; /* answers go to ANSWER_FD, and that is another file than CONTROL_FD */
 extern int payload_group; /* cgroup v2: processes start in this group; -1 on v1 */
 
 /* --- Frames to the owner (outbox.c) -------------------------------------------------------------- */

@@ -54,6 +54,13 @@ static int move_stream(int from, int to)
 	return 0;
 }
 
+static bool is_same_file(int a, int b)
+{
+	struct stat one, other;
+
+	return fstat(a, &one) == 0 && fstat(b, &other) == 0 && one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+}
+
 static int move_streams(int from, int to)
 {
 	AUTOCLOSE int input = fcntl(from, F_DUPFD_CLOEXEC, FIRST_FREE);
@@ -69,6 +76,7 @@ static int move_streams(int from, int to)
 		error = move_stream(output, ANSWER_FD);
 	if (error)
 		return error;
+	answers_apart = !is_same_file(CONTROL_FD, ANSWER_FD);
 	/* No CPU weight to write. Commands do not inherit our standard streams. */
 	if (dup3(null, WEIGHT_FD, O_CLOEXEC) < 0 || dup3(events, OOM_FD, O_CLOEXEC) < 0 || dup2(null, 0) < 0 ||
 	    dup2(null, 1) < 0 || dup2(null, 2) < 0)
@@ -109,9 +117,6 @@ static int serve(bool among_others, int input, int output)
 	process_choose_mark();
 	oom_open();
 	outbox_frame(FRAME_READY, 0, 0, &ready, sizeof ready, NULL, 0);
-	/* Before we wait for room to send it: in an emulated machine with several processors (QEMU 7.2, thread=single), the
-	 * owner's answer was not seen until its next message, in one of four attempts, if it came just then. */
-	outbox_flush();
 	init_run(-1, false);
 }
 
