@@ -145,9 +145,11 @@ async def test_the_start_command_runs_in_every_sandbox() -> None:
         .set_start_cmd(command, wait_for_file("/tmp/started"))
     )
     await AsyncTemplate.build(template, "started")
-    assert await _said("started", "tr '\\0' ' ' < /proc/$(cat /tmp/started)/cmdline") == "sleep 1000 "
-    failing = AsyncTemplate().from_base_image().set_start_cmd("echo; exit 1", "sleep 20")
-    await AsyncTemplate.build(failing, "ends-at-once")  # does not sleep: there is no memory to keep
+    found = "tr '\\0' ' ' < /proc/$(cat /tmp/started)/cmdline | grep -x 'sleep 1000 '"
+    assert await _said("started", f"until {found}; do sleep 0.05; done") == "sleep 1000 \n"
+    ending = AsyncTemplate().from_base_image().set_start_cmd("echo here > /tmp/left; exit 1", "sleep 20")
+    await AsyncTemplate.build(ending, "ends-at-once")  # does not sleep: there is no memory to keep
+    assert await _said("ends-at-once", "until cat /tmp/left 2>/dev/null; do sleep 0.05; done") == "here\n"
 
 
 async def test_names_tags_and_removal() -> None:

@@ -72,8 +72,9 @@ target ends with a slash. The archive is unpacked in the sandbox, so that it can
 _STARTED = """\
 {command} &
 {wait}echo {line}
-wait
+while sleep 86400; do :; done
 """
+"""The service goes on when the start command has ended, which is no failure: E2B keeps what it has left."""
 
 _UNTIL_READY = "until {ready}; do sleep 0.1; done >/dev/null 2>&1\n"
 
