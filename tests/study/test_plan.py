@@ -102,7 +102,11 @@ def test_the_shipped_plans_are_good(name):
         ('name = "mine"', 'name = "mine"\ntimeout = 0', "timeout must be a number of seconds > 0, not 0"),
         ('name = "mine"', 'name = "mine"\ntimeout = "1h"', "timeout must be a number of seconds, not '1h'"),
         ('name = "mine"', 'name = "mine"\nwarmups = -1', "warmups must be a number of trials ≥ 0, not -1"),
-        ('name = "mine"', 'name = "mine"\nwarm_up = ["T9"]', "warm_up names 'T9', which is not among the workloads"),
+        (
+            'name = "mine"',
+            'name = "mine"\nwarm_up = ["T9"]',
+            "warm_up names 'T9', which is not among the workloads",
+        ),
         ('name = "mine"', 'name = "mine"\nseed = 2026-11-16', "seed must be a whole number, not a date"),
         (
             'name = "mine"',

@@ -136,7 +136,7 @@ async def test_copies_do_not_see_each_others_writes(vm: VmSubstrate) -> None:
 
 @needs_vm
 async def test_the_first_message_is_not_overlooked(vm: VmSubstrate) -> None:
-    """With several processors, it comes while init looks whether its port takes what it wants to say first."""
+    """With several processors, it comes while init looks whether its port takes its first answer."""
     limits = Limits(cpus=2)
     async with vm.sandbox(limits=limits):
         pass  # boots the machine that the others are restored from

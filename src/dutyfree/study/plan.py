@@ -71,8 +71,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     warmups: int = 1
     """Warm-up trials of every workload on every substrate before the first round."""
     warm_up: Annotated[list[str], Meta(examples=['["T0", "T2"]'])] = []
-    """The workloads that have warm-up trials; all if empty. Long ones that only repeat what a shorter one warms
-    up can be left out."""
+    """The workloads that have warm-up trials; all if empty. Long ones that only repeat what a shorter one
+    warms up can be left out."""
     renew: Annotated[int, Meta(ge=0)] = 0
     """After so many rounds, all substrates start anew in fresh processes; 0 for never. Two processes of the
     same program differ a little as long as they live. Renewed, that is noise between blocks of rounds."""
