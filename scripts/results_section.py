@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Print a section about a study of archetypes for docs/results/README.md, with the sources of its numbers.
+"""Print the tables of a study of archetypes for docs/archetypes.md, with the sources of their numbers.
 
 ::
 
     cp -r OUT docs/results/2026-11-18-archetypes; gzip docs/results/2026-11-18-archetypes/records.jsonl
     .venv/bin/dutyfree report docs/results/2026-11-18-archetypes
-    .venv/bin/python scripts/results_section.py docs/results/2026-11-18-archetypes >> docs/results/README.md
+    .venv/bin/python scripts/results_section.py docs/results/2026-11-18-archetypes >> docs/archetypes.md
     scripts/check_claims.py
 
-The tables are those of the report. What the numbers mean is for a person to say: read the section, and add
-it.
+The tables are those of the report. What the numbers mean is for a person to say.
 """
 
 from __future__ import annotations
@@ -61,7 +60,8 @@ def section(where: Path) -> Iterator[str]:
         yield made["action_path"].caption + "\n<!-- configuration -->\n"
         yield from _stored(made["action_path"])
         yield source("laws; action_paths") + "\n"
-        yield f"![Each archetype with its own exec and with our init]({name}/figures/action_path.svg)\n"
+        figure = f"results/{name}/figures/action_path.svg"
+        yield f"![Each archetype with its own exec and with our init]({figure})\n"
     if "beside_the_paper" in made:
         yield "### Beside the paper\n"
         yield from _stored(made["beside_the_paper"])
@@ -72,7 +72,7 @@ def section(where: Path) -> Iterator[str]:
             yield sentence
             yield source("ratios.ratio")
             yield QUOTED + "\n"
-    yield f"![The law by substrate]({name}/figures/law.svg)\n"
+    yield f"![The law by substrate](results/{name}/figures/law.svg)\n"
     yield from _facts(whole, name)
 
 
@@ -103,9 +103,8 @@ def _facts(summary: Summary, name: str) -> Iterator[str]:
     yield f"| trials | {count(summary.trials)}, {summary.failed or 'none'} failed |"
     if left:
         yield f"| left out | {enumeration([f'{one.label} ({one.unavailable})' for one in left])} |"
-    yield (
-        f"| files | [report]({name}/report.md), [tables]({name}/tables), [records]({name}/records.jsonl.gz) |"
-    )
+    at = f"results/{name}"
+    yield f"| files | [report]({at}/report.md), [tables]({at}/tables), [records]({at}/records.jsonl.gz) |"
     yield f"<!-- from results/{name}: sessions.load -->"
     if floor is not None:
         written = rate(minus_one(floor.ratio)).replace("[", "").replace("]", "").replace(",", "").split()

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -140,13 +141,28 @@ def test_a_lease_is_kept_alive(client: Client) -> None:
 
 
 def test_a_client_that_goes_away_stops_its_command(client: Client, sandbox: str) -> None:
-    body = json.dumps({"command": "echo $$ > pid; sleep 1000"}).encode()
-    with socket.create_connection(tuple(client.address.split(":"))) as raw:  # type: ignore[arg-type]
-        head = f"POST {sandbox}/exec HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-        raw.sendall(head.encode() + body)
+    with _asking(client, f"{sandbox}/exec", {"command": "echo $$ > pid; sleep 1000"}):
         assert eventually(lambda: client.raw("GET", f"{sandbox}/files?path=pid")[0] == 200)
     alive = {"command": "kill -0 $(cat pid)"}
     assert eventually(lambda: client("POST", f"{sandbox}/exec", alive)[1]["exit_code"] != 0)
+
+
+def test_a_client_that_goes_away_at_once_leaves_no_command(client: Client, sandbox: str) -> None:
+    for _ in range(20):
+        with _asking(client, f"{sandbox}/exec", {"command": "sleep 1000"}):
+            pass
+    looking = {"command": ["pgrep", "sleep"]}
+    assert eventually(lambda: client("POST", f"{sandbox}/exec", looking)[1]["exit_code"] == 1)
+
+
+@contextmanager
+def _asking(client: Client, path: str, body: Any) -> Iterator[None]:
+    """Send a request, and close the connection at the end, without an answer."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+    with socket.create_connection(tuple(client.address.split(":"))) as raw:  # type: ignore[arg-type]
+        raw.sendall(head.encode() + data)
+        yield
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -54,6 +55,17 @@ PAGE = 100
 _log = logging.getLogger(__name__)
 
 
+class _CallOfNode(StringConvertor):
+    regex = "|".join(name for name in openapi.plain_calls() if name in openapi.NODE_CALLS)
+
+
+class _CallOfSandbox(StringConvertor):
+    regex = "|".join(name for name in openapi.plain_calls() if name not in openapi.NODE_CALLS)
+
+
+register_url_convertor("node_call", _CallOfNode())
+register_url_convertor("sandbox_call", _CallOfSandbox())
+
 Endpoint = Callable[["Routes", Request, str], Awaitable[Response]]
 
 
@@ -68,7 +80,12 @@ class Routes:
 
     def app(self) -> Starlette:
         return Starlette(
-            routes=[
+            routes=[  # the first one that fits is taken, so the most frequent one comes first
+                Route(
+                    "/v1/sandboxes/{sandbox}/{call:sandbox_call}",
+                    self._guarded(Routes.call),
+                    methods=["POST"],
+                ),
                 Route("/healthz", _healthy),
                 Route("/readyz", self.readyz),
                 Route("/metrics", self._guarded(Routes.metrics), methods=["GET"]),
@@ -79,14 +96,7 @@ class Routes:
                 Route("/v1/sandboxes/{sandbox}", self._guarded(Routes.remove), methods=["DELETE"]),
                 Route("/v1/sandboxes/{sandbox}/files", self._guarded(Routes.read), methods=["GET"]),
                 Route("/v1/sandboxes/{sandbox}/files", self._guarded(Routes.write), methods=["PUT"]),
-                *(
-                    Route(
-                        f"/v1/{name}" if name in openapi.NODE_CALLS else f"/v1/sandboxes/{{sandbox}}/{name}",
-                        self._guarded(_calling(name)),
-                        methods=["POST"],
-                    )
-                    for name in openapi.plain_calls()
-                ),
+                Route("/v1/{call:node_call}", self._guarded(Routes.call), methods=["POST"]),
                 Route("/v1/events", self._guarded(Routes.events), methods=["GET"]),
                 Route("/v1/openapi.json", _document),
                 *dashboard.routes(),
@@ -242,24 +252,20 @@ class Routes:
         await HANDLERS["write"](self._call(request, tenant), Write(path, await request.body(), number))
         return Response(status_code=204)
 
+    async def call(self, request: Request, tenant: str) -> Response:
+        """A call of the table. It is cancelled if the client goes away."""
+        name = request.path_params["call"]
+        arguments = await _body(request, calls.CALLS[name].arguments)
+        self._service.overload.check(tenant, name)
+        work = HANDLERS[name](self._call(request, tenant), arguments)
+        observed = self._service.calls.call(name, tenant, lambda: _origin(request, tenant, arguments), work)
+        return _answer(request, await while_connected(request, observed))
+
     def _call(self, request: Request, tenant: str) -> DirectCall:
         return DirectCall(self._service, tenant, request.path_params.get("sandbox", ""))
 
     def _held(self, request: Request, tenant: str) -> Held:
         return self._service.sandboxes.get(tenant, request.path_params["sandbox"])
-
-
-def _calling(name: str) -> Endpoint:
-    """The endpoint of a call. It is cancelled if the client goes away."""
-
-    async def endpoint(routes: Routes, request: Request, tenant: str) -> Response:
-        arguments = await _body(request, calls.CALLS[name].arguments)
-        routes._service.overload.check(tenant, name)
-        work = HANDLERS[name](routes._call(request, tenant), arguments)
-        observed = routes._service.calls.call(name, tenant, lambda: _origin(request, tenant, arguments), work)
-        return _answer(request, await while_connected(request, observed))
-
-    return endpoint
 
 
 async def _document(_: Request) -> Response:

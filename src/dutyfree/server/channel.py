@@ -100,7 +100,11 @@ class Channel:
             self._refuse(number)
             return
         quick = quick_calls.begin(self, number, call, len(payload))
-        self._calls[number] = RunningCall(self, number, call, len(payload)) if quick is None else quick
+        if quick is None:
+            self._calls[number] = RunningCall(self, number, call, len(payload))
+        else:
+            self._calls[number] = quick
+            quick.watch()
 
     def _reserve(self, size: int) -> None:
         """Count the memory of unfinished messages. Raises ProtocolError if the tenant uses too much."""

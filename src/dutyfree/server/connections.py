@@ -23,6 +23,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 UNWANTED_MAX = 16 << 20
 """Bytes of a body that are read and dropped after its request was refused."""
 
+CONNECTION = "dutyfree.connection"
+"""The key of the connection in the scope of its requests."""
+
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
@@ -149,6 +152,9 @@ class HttpConnection(HttpToolsProtocol):
     _unwanted = 0
     streams = False
     """Whether the body of the request is passed on as it comes, for as long as the client likes."""
+    lost = False
+    """Whether the client has closed the connection."""
+    _working: asyncio.Task[Any] | None = None
 
     @property
     def _limits(self) -> ConnectionLimits:
@@ -167,8 +173,20 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self.lost = True
+        self._cancel_working()
         if self._counted:
             self.config.open_connections.remove(address_of(self.client))
+
+    def cancel_when_lost(self, task: asyncio.Task[Any] | None) -> None:
+        """Cancel this task, and no other, when the client goes away."""
+        self._working = task
+        if self.lost and task is not None:
+            self.loop.call_soon(self._cancel_working)
+
+    def _cancel_working(self) -> None:
+        if self._working is not None:
+            self._working.cancel()
 
     # --- What arrives -----------------------------------------------------------------------------------
 
@@ -191,7 +209,7 @@ class HttpConnection(HttpToolsProtocol):
             return
         self._body_until, self._unwanted = self.loop.time() + self._limits.stall_seconds, 0
         self.streams = False
-        self.scope["dutyfree.connection"] = self  # type: ignore[typeddict-unknown-key]
+        self.scope[CONNECTION] = self  # type: ignore[literal-required]
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -8,6 +8,8 @@ from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from dutyfree.server.connections import CONNECTION, HttpConnection
+
 T = TypeVar("T")
 
 
@@ -16,20 +18,15 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
 
     The body of the request must have been read. Raises ClientDisconnect.
     """
-    running = asyncio.ensure_future(work)
-    gone = asyncio.create_task(_gone(request))
+    connection: HttpConnection = request.scope[CONNECTION]
+    task = asyncio.current_task()
+    assert task is not None
+    connection.cancel_when_lost(task)
     try:
-        await asyncio.wait([running, gone], return_when=asyncio.FIRST_COMPLETED)
-        if not running.done():
-            raise ClientDisconnect
-        return running.result()
+        return await work
+    except asyncio.CancelledError:
+        if connection.lost and task.uncancel() == 0:  # otherwise someone else has cancelled it, too
+            raise ClientDisconnect from None
+        raise
     finally:
-        gone.cancel()
-        running.cancel()
-        await asyncio.wait([running])
-
-
-async def _gone(request: Request) -> None:
-    """Wait until the client has closed the connection."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        connection.cancel_when_lost(None)

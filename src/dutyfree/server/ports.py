@@ -26,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 from dutyfree.contract.errors import ActionError, DutyfreeError
 from dutyfree.server import logs
 from dutyfree.server.access import SUBPROTOCOL, Access, Refused
-from dutyfree.server.connections import reset
+from dutyfree.server.connections import CONNECTION, reset
 from dutyfree.server.json_form import dump
 from dutyfree.server.service import Service
 from dutyfree.wire.errors import WireError, describe, retry_headers, status_of
@@ -130,7 +130,7 @@ class PortRoutes:
                 response = RedirectResponse(target.prefix + target.path, 308)
             else:
                 async with self._connected(request, target) as inner:
-                    scope["dutyfree.connection"].streams = True
+                    scope[CONNECTION].streams = True
                     await _Exchange(request, send, target, inner).run()
         except Refused as error:
             logs.refused(request, error.status, error.error.code)
@@ -212,7 +212,7 @@ class _Exchange:
             await answering
         except (anyio.BrokenResourceError, anyio.EndOfStream, h11.ProtocolError) as error:
             if self._started:  # the client must not take a part for the whole
-                reset(self._request.scope["dutyfree.connection"].transport)
+                reset(self._request.scope[CONNECTION].transport)
             else:
                 where = f"port {self._target.port}"
                 raise ActionError(f"the server at {where} of the sandbox gave no answer") from error

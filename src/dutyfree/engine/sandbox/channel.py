@@ -330,6 +330,11 @@ class Channel(PendingRequests):
 
     # --- Answers -----------------------------------------------------------------------------------
 
+    def look(self) -> None:
+        """Take what has come, if there is anything."""
+        if self._closed is None:
+            self._receive()
+
     def _receive(self) -> None:
         try:
             data = self._read()

@@ -38,6 +38,10 @@ class Request(Generic[T]):
         self._pending.on_answer = callback
         self._pending.future.add_done_callback(lambda _: callback())  # if the sandbox fails
 
+    def look(self) -> None:
+        """Take what has come from the sandbox, without waiting for the event loop."""
+        self._channel.look()
+
     def result(self) -> T | Coroutine[Any, Any, T]:
         """What it returned, or a coroutine if there is more to do. Raises the error of the request."""
         return self._result()
