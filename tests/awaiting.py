@@ -69,3 +69,20 @@ async def enter(manager: AbstractAsyncContextManager[Any]) -> None:
     """Enter a context, and leave it at once."""
     async with manager:
         pass
+
+
+async def overrun_beside(sandbox: Sandbox) -> tuple[Observation, Observation]:
+    """A command that its timeout ends, and one that began later and has emptied its environment."""
+    lives = "echo > second; until [ -e over ]; do sleep 0.02; done; echo lives"
+    later: list[Observation] = []
+
+    async def follow() -> None:
+        await appeared(sandbox, "first")
+        later.append(await sandbox.exec(["env", "-i", "/bin/sh", "-c", lives]))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(follow)
+        seen = await sandbox.exec("echo > first; sleep 1000", timeout=5)
+        await appeared(sandbox, "second")
+        await sandbox.write("over", b"")
+    return seen, later[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from verifiers.v1.errors import SandboxError
 from verifiers.v1.runtimes.e2b import E2BConfig, E2BRuntime
 
 from dutyfree.engine.launcher.network_policy import HOST
+from tests import networking
 from tests.serving import serving
 
 pytestmark = pytest.mark.native
@@ -78,19 +78,21 @@ async def test_a_background_program_goes_on(runtime: Any) -> None:
     assert (await runtime.run(["sh", "-c", check], {})).stdout == "alive\n"
 
 
+@pytest.mark.root("only root gives sandboxes networks of their own")
 async def test_egress_is_closed_before_the_agent_runs(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before that, it reaches other machines, but not the server, which has no token."""
     monkeypatch.setenv("E2B_API_URL", url)
     monkeypatch.setenv("E2B_SANDBOX_URL", url)
     monkeypatch.setenv("E2B_API_KEY", "e2b_anything")
     runtime = E2BRuntime(E2BConfig(image="e2bdev/base", memory=0.5, creates_per_sec=None, allow=[]))
     await runtime.start()
-    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    connect = ["python3", "-c", f"import socket; socket.create_connection(({HOST!r}, {port}), 5)"]
-    try:
-        assert (await runtime.run(connect, {})).exit_code == 0
-        await runtime.prepare_execution([])
-        assert (await runtime.run(connect, {})).exit_code == 1
-    finally:
-        await runtime.stop()
-        server.close()
+    with networking.neighbour() as other, networking.greeter() as greeter:
+        other.greet(8000)
+        reach = networking.reach(other.address, 8000)
+        try:
+            assert (await runtime.run(reach, {})).stdout == "neighbour\n"
+            assert (await runtime.run(networking.reach(HOST, greeter.port), {})).exit_code == 1
+            await runtime.prepare_execution([])
+            assert (await runtime.run(reach, {})).exit_code == 1
+        finally:
+            await runtime.stop()

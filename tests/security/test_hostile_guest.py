@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -14,7 +15,7 @@ import pytest
 from dutyfree.contract.errors import CollectError, CreateError, SandboxGone
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import FRAME, INPUT_WINDOW, Frame
-from dutyfree.engine.sandbox.pending import PendingOperation
+from dutyfree.engine.sandbox.pending import PendingOperation, ReadBudget
 from dutyfree.engine.sandbox.stream_channel import StreamChannel
 
 pytestmark = pytest.mark.anyio
@@ -102,8 +103,9 @@ async def test_input_waits_until_init_takes_it(guest: Guest) -> None:
         return found
 
     assert await sent(INPUT_WINDOW) == INPUT_WINDOW
-    guest.taken(identity, 1000)
-    assert await sent(1000) == 1000
+    guest.taken(identity, 1000)  # for so little, no frame is sent
+    guest.taken(identity, (1 << 16) - 1000)
+    assert await sent(1 << 16) == 1 << 16
     guest.taken(identity, 0)
     with anyio.fail_after(30):
         while not guest.owner._pumps[identity]._descriptor < 0:  # noqa: ASYNC110 (a callback of the loop)
@@ -124,6 +126,51 @@ async def test_taking_more_than_was_sent(guest: Guest, size: int) -> None:
     assert guest.destroyed == 1
     with pytest.raises(BrokenPipeError):
         os.write(ours, b"x")
+    os.close(ours)
+
+
+async def test_nothing_is_said_after_nobody_reads(guest: Guest) -> None:
+    identity, ours, answer = start(guest)
+    guest.taken(identity, 0)
+    guest.taken(identity, 0)
+    with pytest.raises(CollectError, match="took more than it was sent"):
+        await answer.done
+    assert guest.destroyed == 1
+    os.close(ours)
+
+
+async def test_more_reports_than_input(guest: Guest) -> None:
+    """Each costs the owner time, so a byte is not acknowledged alone."""
+    identity, ours, answer = start(guest)
+    fill(ours, 1000)
+    with anyio.fail_after(60):
+        while guest.owner._pumps[identity]._room == INPUT_WINDOW:  # noqa: ASYNC110 (a callback of the loop)
+            await anyio.sleep(0.001)
+    for _ in range(4):
+        guest.taken(identity, 1)
+    with pytest.raises(CollectError, match="took more than it was sent"):
+        await answer.done
+    assert guest.destroyed == 1
+    os.close(ours)
+
+
+async def test_taking_what_was_never_read(guest: Guest) -> None:
+    """The owner sends no faster than the stream takes it, and then goes on."""
+    identity, ours, _ = start(guest)
+    pump = guest.owner._pumps[identity]
+    fed = 0
+    for _ in range(300):
+        fed += fill(ours, 1 << 16)
+        if outstanding := INPUT_WINDOW - pump._room:
+            assert pump.taken(outstanding)
+        await anyio.sleep(0.001)
+    assert sum(len(data) for data, _ in guest.owner._writer._queue) <= 2 * INPUT_WINDOW
+    arrived = 0
+    with anyio.fail_after(60):
+        while arrived < fed:
+            await anyio.sleep(0.001)
+            with contextlib.suppress(BlockingIOError):
+                arrived += len(guest.socket.recv(1 << 20))
     os.close(ours)
 
 
@@ -153,6 +200,51 @@ async def test_a_tree_that_nobody_takes(guest: Guest) -> None:
         await answer.done
     assert guest.destroyed == 1
     os.close(ours)
+
+
+def send_file(guest: Guest, identity: int, size: int) -> None:
+    """Send a file of zeros, as init does. Blocks."""
+    guest.socket.setblocking(True)
+    part = protocol.frame(Frame.OUTPUT, identity, bytes(1 << 16), 1)
+    for _ in range(size >> 16):
+        guest.socket.sendall(part)
+    guest.socket.sendall(protocol.frame(Frame.DONE, identity, protocol.ERROR.pack(0)))
+    guest.socket.setblocking(False)
+
+
+async def test_a_large_file_in_a_batch(guest: Guest) -> None:
+    ((identity, answer),) = guest.owner.post_all([(Frame.READ, b"/x\0", None, 0)])
+    assert isinstance(answer, PendingOperation)
+    await anyio.to_thread.run_sync(send_file, guest, identity, 5 << 20)
+    assert await answer.done == 0
+    assert sum(map(len, answer.data)) == 5 << 20
+
+
+async def test_a_file_larger_than_the_owner_takes(guest: Guest) -> None:
+    """Init is told once to stop, and nothing of the file is kept."""
+    budget = ReadBudget(1 << 20)
+    identity, answer = guest.owner.request(Frame.READ, b"/x\0", budget)
+    await anyio.to_thread.run_sync(send_file, guest, identity, 2 << 20)
+    assert await answer.done == errno.EFBIG
+    assert answer.data == []
+    assert budget.left == 1 << 20
+    assert [kind for kind, _, _ in await guest.received()].count(Frame.KILL) == 1
+    identity, answer = guest.owner.request(Frame.READ, b"/x\0", ReadBudget(99))
+    guest.socket.sendall(protocol.frame(Frame.DONE, identity, protocol.ERROR.pack(0) + bytes(100)))
+    assert await answer.done == errno.EFBIG
+    assert guest.destroyed == 0
+
+
+async def test_reads_of_a_batch_share_a_budget(guest: Guest) -> None:
+    budget = ReadBudget(10)
+    one, other = (PendingOperation(guest.owner._loop, 0, budget=budget) for _ in range(2))
+    one.add(b"123456")
+    other.add(b"1234")
+    other.add(b"5")
+    other.add(b"6")
+    assert (one.data, one.too_large) == ([b"123456"], False)
+    assert (other.data, other.too_large) == ([], True)
+    assert budget.left == 4
 
 
 async def test_descriptors_are_not_taken(guest: Guest) -> None:

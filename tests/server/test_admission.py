@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import gc
+import os
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator
 from itertools import count
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dutyfree.contract import Limits
-from dutyfree.contract.errors import Exhausted, LimitError
+from dutyfree.contract.errors import Exhausted, LeaseEnded, LimitError
 from dutyfree.server.admission import Admission, Bucket, Demand, Queue, TenantLimits
 from dutyfree.server.handlers import HANDLERS, DirectCall
+from dutyfree.server.records import Row
 from dutyfree.server.service import Service
 from dutyfree.wire import calls
 from dutyfree.wire.errors import retry_headers
+from tests.awaiting import until
 from tests.server.in_process import served
 
 TENANTS = ("a", "b", "c")
@@ -159,3 +166,52 @@ async def test_copies_count_what_their_parent_counts(service: Service) -> None:
     (made,) = await HANDLERS["create"](DirectCall(service, "local"), calls.Create("a", limits=limits))
     await HANDLERS["fork"](DirectCall(service, "local", made.id), calls.Fork("b", 2))
     assert service.admission._queue.used["local"] == Demand(3, 3 * (64 << 20), 1.5)
+
+
+# --- What is left of a creation ---------------------------------------------------------------------
+
+
+@pytest.mark.native
+async def test_of_a_sandbox_that_has_ended_only_its_key_is_known(tmp_path: Path) -> None:
+    async with served(tmp_path) as (service, _):
+        context, wanted = DirectCall(service, "local"), calls.Create("key")
+        (made,) = await HANDLERS["create"](context, wanted)
+        kept = weakref.ref(service.sandboxes.get("local", made.id))
+        await HANDLERS["release"](DirectCall(service, "local", made.id), calls.Nothing())
+
+        def is_gone() -> bool:
+            gc.collect()
+            return kept() is None
+
+        await until(is_gone)
+        with pytest.raises(LeaseEnded):
+            await HANDLERS["create"](context, wanted)
+
+
+@pytest.mark.native
+async def test_a_fork_of_no_copies_keeps_nothing(tmp_path: Path) -> None:
+    async with served(tmp_path) as (service, _):
+        (made,) = await HANDLERS["create"](DirectCall(service, "local"), calls.Create("key"))
+        parent = DirectCall(service, "local", made.id)
+        for _ in range(2):  # the same key has the same answer
+            assert await HANDLERS["fork"](parent, calls.Fork("none", 0)) == []
+        assert service.native.snapshots() == ()
+        assert service.admission._queue.total == 1
+
+
+class FullDisk:
+    """Records of sandboxes for which there is no room."""
+
+    async def save(self, _row: Row) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.native
+async def test_a_sandbox_that_cannot_be_recorded_ends(tmp_path: Path) -> None:
+    """No one could find it, and no lease would end it."""
+    async with served(tmp_path) as (service, _):
+        service.sandboxes._records = FullDisk()  # type: ignore[assignment]
+        with pytest.raises(OSError, match="No space left"):
+            await HANDLERS["create"](DirectCall(service, "local"), calls.Create("key"))
+        assert not service.native.node.factory.held
+        assert len(service.sandboxes) == 0

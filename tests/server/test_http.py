@@ -246,7 +246,10 @@ def test_pages_of_other_sites_are_refused(client: Client) -> None:
     assert (status, answer["error"]["code"]) == (403, "forbidden")
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:7800", "127.0.0.1.evil.example", "["])
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:7800", "127.0.0.1.evil.example", "[", "169.254.1.2:7800", "10.0.0.1"],
+)
 def test_names_of_other_sites_are_refused(client: Client, host: str) -> None:
     """A site can let its own name point to 127.0.0.1 after a browser has loaded its page."""
     own = {"Host": host, "Origin": f"http://{host}"}
@@ -340,6 +343,11 @@ def test_code_runs_as_with_sandbox_fusion(client: Client) -> None:
         fetch_files=["out", "none"],
     )
     assert files["files"] == {"out": "YWJhYg=="}
+    large = "open('large', 'wb').truncate(40 << 20)"
+    one = run_code(client, code=large, language="python", fetch_files=["large"])
+    assert len(one["files"]["large"]) > 40 << 20
+    names = ["large", "./large"]
+    assert run_code(client, code=large, language="python", fetch_files=names)["status"] == "SandboxError"
     assert run_code(client, code="", language="cobol")["status"] == "SandboxError"
 
 

@@ -65,7 +65,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.reply(302, b"", Location="/there")
         if self.path == "/hostile":
             return self.reply(200, b"<script>alert(1)</script>", Set_Cookie="a=b; Path=/",
-                Content_Type="text/html", Clear_Site_Data='"*"', Alt_Svc="h2=evil",
+                Content_Type="text/html", Clear_Site_Data='"*"', Alt_Svc="h2=evil", NEL="{}", Report_To="{}",
                 Content_Security_Policy="default-src 'none'", X_Content_Type_Options="none")
         if self.path == "/status":
             return self.reply(700, b"")
@@ -194,7 +194,8 @@ async def test_the_clients_identity_stays_here(proxied: Proxied) -> None:
 
 async def test_a_page_cannot_act_on_the_server(proxied: Proxied) -> None:
     _, _, headers = await proxied.ask("GET", "/8000/hostile")
-    assert not {"set-cookie", "clear-site-data", "alt-svc"} & {name.lower() for name in headers}
+    harmful = {"set-cookie", "clear-site-data", "alt-svc", "nel", "report-to"}
+    assert not harmful & {name.lower() for name in headers}
     policies = headers.get_all("content-security-policy")
     assert policies is not None
     assert "default-src 'none'" in policies, "its own holds too"

@@ -22,13 +22,14 @@ from websockets.typing import Subprotocol
 
 from dutyfree.server import listen
 from dutyfree.server.bodies import LARGEST_REQUEST, ByteBudget
+from dutyfree.server.channel import MOST_WAITING, Channel
 from dutyfree.server.connections import ConnectionLimits
 from dutyfree.server.quotas import QuotaLimits, Quotas
 from dutyfree.server.service import Service
 from dutyfree.server.tokens import Tokens
 from dutyfree.wire import codec, frames
 from dutyfree.wire.frames import Call, Kind
-from tests.awaiting import until
+from tests.awaiting import until, until_not
 from tests.server.in_process import served
 
 pytestmark = pytest.mark.native
@@ -231,8 +232,58 @@ async def test_an_answer_that_is_not_read(server: tuple[Service, str]) -> None:
     request = f"GET /v1/sandboxes/{name}/files?path=large HTTP/1.1\r\nHost: localhost\r\n\r\n"
     await client.send(request.encode())
     descriptor = client.writer.get_extra_info("socket")
+    used = service.quotas.bytes._used
+    await until(lambda: used[":127.0.0.1"] >= 64_000_000)
     await until(lambda: is_reset(descriptor))
+    await until(lambda: not used)
     client.close()
+    await service.sandboxes.release(held)
+
+
+async def test_an_answer_for_which_there_is_no_room(
+    server: tuple[Service, str], small: tuple[str, ByteBudget]
+) -> None:
+    service, address = server
+    name = await sandbox_of(address)
+    held = service.sandboxes.get("local", name)
+    await held.sandbox.write("large", bytes(600_000))
+    client = await Raw.open(small[0])
+    request = f"GET /v1/sandboxes/{name}/files?path=large HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    await client.send(request.encode())
+    with anyio.fail_after(10):
+        assert b" 503 " in await client.reader.readline()
+    client.close()
+    await service.sandboxes.release(held)
+
+
+async def test_calls_over_http_count_too(server: tuple[Service, str], raw: Raw) -> None:
+    service, _ = server
+    usual, service.quotas = service.quotas, Quotas(QuotaLimits(calls=0))
+    try:
+        await raw.send(b"GET /v1/sandboxes HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        with anyio.fail_after(10):
+            assert b" 429 " in await raw.reader.readline()
+    finally:
+        service.quotas = usual
+
+
+async def test_an_upgrade_behind_a_running_request(server: tuple[Service, str], raw: Raw) -> None:
+    """The connection would be that of the upgrade, and nothing would stop the request when it is lost."""
+    service, address = server
+    name = await sandbox_of(address)
+    held = service.sandboxes.get("local", name)
+    body = b'{"command": "sleep 1000"}'
+    head = f"POST /v1/sandboxes/{name}/exec HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    upgrade = f"GET /v1/sandboxes/{name}/ports/80 HTTP/1.1\r\nHost: localhost\r\n"
+    await raw.send(
+        head.encode() + b"\r\n" + body + upgrade.encode() + b"Connection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
+    )
+    assert b" 400 " in await raw.rest()
+
+    async def sleeps() -> bool:
+        return (await held.sandbox.exec(["pgrep", "sleep"])).ok
+
+    await until_not(sleeps)
     await service.sandboxes.release(held)
 
 
@@ -288,6 +339,42 @@ async def test_answers_that_are_not_read_end_the_channel(server: tuple[Service, 
         await until(lambda: service.quotas.bytes._used.total() == before)  # the answers are dropped
         client.transport.abort()
     await service.sandboxes.release(held)
+
+
+class Deaf:
+    """The connection of a client that takes no answers, until ``listening`` is set."""
+
+    def __init__(self) -> None:
+        self.listening = asyncio.Event()
+        self.is_read = True
+        self.taken = 0
+
+    async def write(self, frame: bytes) -> None:
+        await self.listening.wait()
+        self.taken += 1
+
+    def write_now(self, frame: bytes) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        self.is_read = False
+
+    def resume_reading(self) -> None:
+        self.is_read = True
+
+
+async def test_answers_that_wait_are_counted_and_stop_further_calls(server: tuple[Service, str]) -> None:
+    service, _ = server
+    client, used = Deaf(), service.quotas.bytes._used
+    opened = Channel(service, "unread", client, LARGEST_REQUEST)
+    call = codec.encode(Call("no_such_call", "", msgspec.Raw(codec.encode({}))))
+    for number in range(MOST_WAITING):
+        opened.receive(frames.HEAD.pack(Kind.CALL, number) + call)
+    await until(lambda: not client.is_read)
+    assert used["unread"] > MOST_WAITING * len(call)
+    client.listening.set()
+    await until(lambda: client.taken == MOST_WAITING and client.is_read and not used["unread"])
+    await opened.close()
 
 
 async def test_pieces_without_content_are_not_free(server: tuple[Service, str]) -> None:

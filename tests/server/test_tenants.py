@@ -16,11 +16,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from dutyfree.contract.errors import Exhausted, LimitError, RecipeError, UsageError
-from dutyfree.server import files, tenant_rules
+from dutyfree.contract import Exec
+from dutyfree.contract.errors import ArgumentError, Exhausted, LimitError, RecipeError, UsageError
+from dutyfree.engine.launcher.isolation import FULL_ISOLATION
+from dutyfree.server import files, json_form, swerex, tenant_rules
 from dutyfree.server.admission import TenantLimits
 from dutyfree.server.bodies import LARGEST_REQUEST, ByteBudget
 from dutyfree.server.tokens import Tokens
+from dutyfree.substrates.native import NativeConfig
 from tests.serving import serving
 
 
@@ -119,6 +122,34 @@ def test_a_local_client_reaches_it_as_its_user_does(tmp_path: Path, loopback_ser
 
 @pytest.mark.native
 @pytest.mark.root("only root gives sandboxes networks of their own")
+def test_it_is_opened_only_for_a_local_client_who_says_so(tmp_path: Path, loopback_service: int) -> None:
+    """Code in a sandbox would use the server as its user does: it has no token."""
+    command = ["python3", "-c", FETCH.format(port=loopback_service)]
+    with serving(tmp_path) as url:
+        client = Tenant(url, "")
+
+        def reaches(sandbox: str) -> bool:
+            _, seen = client("POST", f"/v1/sandboxes/{sandbox}/exec", {"command": command})
+            return "a secret of the host" in seen["stdout"]
+
+        for network, expected in ((None, False), ({"allowOut": ["host"]}, True)):
+            status, made = client("POST", "/v2/sandboxes", {"templateID": "base", "network": network})
+            assert (status, reaches(made["sandboxID"])) == (201, expected), network
+        assert client("PUT", f"/sandboxes/{made['sandboxID']}/network", {})[0] == 204
+        assert not reaches(made["sandboxID"])
+        stage = {"kind": "setup", "commands": [command]}
+        _, error = client("POST", "/v1/sandboxes", {"recipe": {"stages": [stage]}})
+        assert error["error"]["code"] == "stage"
+        assert "secret" not in error["error"]["message"]
+
+
+def test_what_is_open_by_itself_where_it_cannot_be_filtered() -> None:
+    assert tenant_rules.without_host(FULL_ISOLATION, networked=False) == "off"
+    assert tenant_rules.without_host(NativeConfig(isolation="none").walls, networked=False) == "on"
+
+
+@pytest.mark.native
+@pytest.mark.root("only root gives sandboxes networks of their own")
 def test_no_stage_of_a_tenant_reaches_the_hosts_loopback(two: Two, loopback_service: int) -> None:
     stage = {"kind": "setup", "commands": [["python3", "-c", FETCH.format(port=loopback_service)]]}
     status, error = two.one("POST", "/v1/sandboxes", {"recipe": {"stages": [stage]}})
@@ -201,6 +232,43 @@ def test_bombs_are_not_unpacked(two: Two) -> None:
     status, error = two.one("POST", "/swerex/bomb/upload", form, **kind)
     assert status == 511
     assert "more than" in error["swerexception"]["message"]
+
+
+def zipped(content: bytes, compression: int) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", compression) as archive:
+        archive.writestr("file", content)
+    return packed.getvalue()
+
+
+def test_archives_are_unpacked_within_a_bound() -> None:
+    good = zipped(bytes(1 << 20), zipfile.ZIP_DEFLATED)
+    archive = swerex._archive(good)
+    assert swerex._content(archive, archive.infolist()[0]) == bytes(1 << 20)
+    with pytest.raises(swerex.SwerexError, match="deflate"):  # it would be unpacked at once
+        swerex._archive(zipped(b"x", zipfile.ZIP_BZIP2))
+    with pytest.raises(swerex.SwerexError, match="members"):
+        swerex._archive(swerex._MEMBER * (swerex.MOST_MEMBERS + 1))
+    entry = good.index(swerex._MEMBER)
+    archive = swerex._archive(good[: entry + 24] + (10).to_bytes(4, "little") + good[entry + 28 :])
+    with pytest.raises(zipfile.BadZipFile):  # it says that it has 10 bytes
+        swerex._content(archive, archive.infolist()[0])
+
+
+def test_a_few_bytes_of_json_do_not_become_many_objects() -> None:
+    many = b'{"command": [' + b"{}," * (3 << 20) + b"{}]}"
+    with pytest.raises(ArgumentError, match="more than 2097152 values"):
+        json_form.load(many, Exec)
+    large = b'{"command": "cat", "stdin": {"base64": "' + b"AAAA" * (3 << 20) + b'"}}'
+    assert json_form.load(large, Exec).stdin == bytes(9 << 20)
+
+
+@pytest.mark.native
+def test_a_swerex_name_can_be_used_again(two: Two) -> None:
+    assert two.one("GET", "/swerex/again/is_alive")[0] == 200
+    assert two.one("POST", "/swerex/again/close", {})[0] == 200
+    assert two.one("GET", "/swerex/another/is_alive")[0] == 200  # from here on, the first one is forgotten
+    assert two.one("GET", "/swerex/again/is_alive")[0] == 200
 
 
 # --- Other tenants ----------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from dutyfree.substrates.bare.substrate import MEMORY_DIRECTORY, PREFIX, remove_
 from dutyfree.substrates.local.lifecycle import closing
 from dutyfree.substrates.local.owner import identity
 from dutyfree.substrates.local.reaper import OWNER as OWNED
-from tests.awaiting import enter, together
+from tests.awaiting import enter, overrun_beside, together
 from tests.engine import counts
 from tests.processes import eventually, speaking_python
 
@@ -196,6 +196,13 @@ async def test_commands_get_a_small_environment(tmp_path, monkeypatch):
         seen = (await sandbox.exec("env")).stdout.decode()
     assert "SECRET_TOKEN" not in seen
     assert f"HOME={sandbox.workdir}" in seen
+
+
+async def test_a_timeout_ends_no_command_that_began_later():
+    async with dutyfree.open("bare") as substrate, substrate.sandbox() as sandbox:
+        seen, later = await overrun_beside(sandbox)
+    assert seen.timed_out
+    assert later.stdout == b"lives\n"
 
 
 async def test_limits_that_it_cannot_enforce_are_refused():

@@ -19,9 +19,10 @@ import dutyfree
 from dutyfree import gc, substrates
 from dutyfree.conformance import CHECKS, Check
 from dutyfree.contract.errors import CleanupError, CreateError, DutyfreeError, Exhausted, Unavailable
-from dutyfree.substrates.cloud import Cloud, watcher
-from dutyfree.substrates.cloud.api import ApiError, Instance
+from dutyfree.substrates.cloud import Cloud, leftovers, watcher
+from dutyfree.substrates.cloud.api import DEADLINE, OWNER, RUN, ApiError, Instance, Place
 from dutyfree.substrates.cloud.user_data import cloud_config
+from dutyfree.substrates.local.owner import identity
 from tests.awaiting import enter, together, until
 from tests.cloud_server import CREDENTIALS, CloudServer, Decide, cloud_server
 from tests.processes import eventually, speaking_python
@@ -330,7 +331,7 @@ async def test_an_instance_that_cannot_be_ended_is_left_to_the_watcher(server: C
     assert eventually(lambda: not server.living())
 
 
-OWNER = """
+PROGRAM = """
     import json, os, sys, anyio, dutyfree
 
     async def main():
@@ -346,7 +347,7 @@ OWNER = """
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=str)
 def test_a_killed_owner_leaves_no_instance(server: CloudServer, number: int) -> None:
     decide, seen = first(2, "refuse", "TerminateInstances")  # the watcher tries again
-    with speaking_python(OWNER, json.dumps(server.options)) as (process, line):
+    with speaking_python(PROGRAM, json.dumps(server.options)) as (process, line):
         _, directory = line.split()
         assert len(server.living()) == 1
         with server.deciding(decide):
@@ -357,40 +358,45 @@ def test_a_killed_owner_leaves_no_instance(server: CloudServer, number: int) -> 
     assert eventually(lambda: not Path(directory).exists())
 
 
-async def abandoned(server: CloudServer) -> None:
-    """An instance whose owner and watcher were killed."""
+async def abandoned(server: CloudServer) -> anyio.Path:
+    """An instance whose owner and watcher were killed: the directory with its keys."""
 
-    def killed() -> None:
-        with speaking_python(OWNER, json.dumps(server.options)) as (process, line):
+    def killed() -> str:
+        with speaking_python(PROGRAM, json.dumps(server.options)) as (process, line):
             pid, directory = line.split()
             os.kill(int(pid), signal.SIGKILL)
             process.kill()
-        subprocess.run(["rm", "-r", directory], check=True)
+        return directory
 
-    await anyio.to_thread.run_sync(killed)
+    directory = anyio.Path(await anyio.to_thread.run_sync(killed))
     assert len(server.living()) == 1
+    assert await directory.exists()
+    return directory
 
 
 async def test_the_next_opening_ends_what_is_left(server: CloudServer, cache: Path) -> None:
-    await abandoned(server)
+    directory = await abandoned(server)
     async with dutyfree.open("cloud", **server.options):
         assert not server.living()
     for note in notes(cache):
         os.utime(note, (0, 0))
-    await gc.collect()  # the note of the dead owner
+    await gc.collect()  # the note of the dead owner, and its keys
+    assert not await directory.exists()
 
 
 async def test_gc_ends_what_is_left(
     server: CloudServer, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await abandoned(server)
+    directory = await abandoned(server)
     mine = lambda found: [one for one in found if one.kind == "cloud instance"]  # noqa: E731
     (told,) = mine(await gc.collect(dry_run=True))
     assert server.living()[0] in told.what
+    assert await directory.exists()
     with monkeypatch.context() as patch:
         patch.delenv("AWS_SECRET_ACCESS_KEY")
         (told,) = mine(await gc.collect())
         assert "there are no credentials" in told.failure
+    assert not await directory.exists()
     (told,) = mine(await gc.collect())
     assert not told.failure
     assert not server.living()
@@ -423,6 +429,34 @@ async def test_an_instance_past_its_deadline_is_ended_by_others(server: CloudSer
     )
     async with dutyfree.open("cloud", **server.options):
         assert not server.living()
+
+
+class Listing:
+    """A provider with these instances. See ``Api``."""
+
+    def __init__(self, *instances: Instance) -> None:
+        self._instances = instances
+
+    def find(self, tags: Any) -> tuple[Instance, ...]:
+        return self._instances
+
+
+def running(run: str, owner: str, late: float) -> Instance:
+    """An instance whose deadline was so many seconds ago."""
+    return Instance(run, "running", {RUN: run, OWNER: owner, DEADLINE: f"{time.time() - late}"})
+
+
+def test_only_what_certainly_has_no_owner_is_ended(cache: Path) -> None:
+    """A clone of this machine has its id and another boot, and the clock of an owner may be late."""
+    _, *rest, machine = (identity() or "").split("/")
+    owner = "/".join(("another-boot", *rest, machine))
+    listing = Listing(
+        running("ours", owner, 0), running("of-a-clone", owner, 600), running("late", owner, 7200)
+    )
+    note = leftovers.write_note(leftovers.Note(Place(), "ours", owner))
+    found = [one.id for one in leftovers.abandoned(listing)]  # type: ignore[arg-type]
+    note.unlink()
+    assert found == (["ours", "late"] if machine else ["late"])
 
 
 class Late:

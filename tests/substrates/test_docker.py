@@ -31,11 +31,13 @@ from dutyfree.substrates.docker import images as image_module
 from dutyfree.substrates.docker.engine import Engine, EngineError, EngineLost
 from dutyfree.substrates.docker.execution import KEEPER, ExecRequest, Execution
 from dutyfree.substrates.docker.gc import PROCESS
+from dutyfree.substrates.docker.guest import ContainerControl
 from dutyfree.substrates.docker.images import identify, inspect
+from dutyfree.substrates.docker.sandbox import DockerSandbox
 from dutyfree.substrates.docker.substrate import DockerSubstrate
 from dutyfree.substrates.local.archive import unpack
 from dutyfree.substrates.local.owner import identity
-from tests.awaiting import appeared, enter, overrun, together
+from tests.awaiting import appeared, enter, overrun, overrun_beside, together
 from tests.docker_engine import containers, images, proxied, until_gone
 from tests.engine import counts
 from tests.engine.images import composing
@@ -177,6 +179,13 @@ async def test_timeout_kills_all_kinds_of_children(docker: DockerSubstrate) -> N
             assert seen.seconds < 610  # of the command's own
             left = await sandbox.exec("ps -eo args | grep '[s]leep 610'")
             assert left.stdout == b"", command
+
+
+async def test_timeout_ends_no_command_that_began_later(docker: DockerSubstrate) -> None:
+    async with docker.sandbox() as sandbox:
+        seen, later = await overrun_beside(sandbox)
+    assert seen.timed_out
+    assert later.stdout == b"lives\n"
 
 
 @pytest.mark.parametrize("timeout", [0.0, 0.003, 0.02, 0.04])
@@ -321,12 +330,33 @@ async def test_failed_removal_does_not_hide_the_failure_before_it(engine: Engine
         await engine.request("DELETE", f"/containers/{container}", query={"force": "1"})
 
 
+async def test_engine_that_never_pauses(tmp_path: Path) -> None:
+    async def serve(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            await anyio.sleep_forever()
+
+    path = str(tmp_path / "docker.sock")
+    async with await anyio.create_unix_listener(path) as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, serve)
+        async with Engine(path, answer_seconds=0.1) as engine:
+            control = ContainerControl(engine, "container")
+            sandbox = DockerSandbox(engine, "container", Limits(), {}, ())
+            with anyio.fail_after(60):
+                with pytest.raises(errors.ExecError, match="does not answer within"):
+                    await control.freeze()
+                await control.thaw()
+                with pytest.raises(errors.DispatchError, match="does not answer within"):
+                    await sandbox.pause()
+        tasks.cancel_scope.cancel()
+
+
 async def test_engine_that_goes_away_between_two_questions() -> None:
     class Leaving(Engine):
         async def request(self, method: str, path: str, **_: Any) -> Any:
             raise EngineError(500, "lost it") if path.startswith("/exec/") else EngineLost("gone")
 
-    execution = Execution(Leaving("/nowhere"), "container", ExecRequest(command="true", cwd="/", output=1))
+    request = ExecRequest(command="true", cwd="/", output=1)
+    execution = Execution(Leaving("/nowhere"), "container", request, alone=lambda: True)
     with pytest.raises(errors.ExecError, match="closed the connection: gone"):
         await execution._inspect()
 

@@ -27,7 +27,7 @@ NAMES = """
     signals_are_default user stdin_of_ten_megabytes unread_stdin output_limit timeout_kills_the_tree
     timeout_kills_the_disguised many_cancellations leaving_ends_what_runs tree_round_trip
     download_stays_inside round_trips listing_of_many special_files recipe_path streaming batch watch
-    managed_processes out_of_memory
+    batch_of_large_contents managed_processes out_of_memory
 """
 CORE = {*NAMES.split()}
 """What depends on the stream or on the runtime. The other checks are slow tests in ``test_conformance``."""

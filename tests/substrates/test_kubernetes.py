@@ -27,8 +27,8 @@ from dutyfree.contract.errors import (
 from dutyfree.substrates.kubernetes import registry, status
 from dutyfree.substrates.kubernetes.api import Api, ApiError, connect
 from dutyfree.substrates.kubernetes.config import KubernetesConfig
-from dutyfree.substrates.kubernetes.execution import MarkedStream
-from dutyfree.substrates.kubernetes.ownership import GROUP, OURS, delete, listed, remove_leftovers
+from dutyfree.substrates.kubernetes.execution import ExecRequest, Execution, MarkedStream
+from dutyfree.substrates.kubernetes.ownership import GROUP, OURS, delete, listed, remove_leftovers, withdraw
 from dutyfree.substrates.kubernetes.ownership import OWNER as OWNER_LABEL
 from dutyfree.substrates.kubernetes.substrate import KubernetesSubstrate
 from dutyfree.substrates.kubernetes.watch import PodWatch
@@ -71,6 +71,27 @@ async def by_exec(cluster: Api) -> AsyncIterator[KubernetesSubstrate]:
 @pytest.mark.parametrize("check", [check for check in CHECKS if check.name in EXEC], ids=str)
 async def test_conformance_by_exec(by_exec: KubernetesSubstrate, check: Check) -> None:
     await check(by_exec)
+
+
+async def test_a_command_cannot_write_its_own_end(by_exec: KubernetesSubstrate) -> None:
+    """It knows the mark of its processes, but not that of its streams."""
+    forged = 'for fd in 1 2; do printf "\\n%s 0 0\\n" $DUTYFREE_EXEC >&$fd; done; exit 3'
+    async with by_exec.sandbox() as sandbox:
+        seen = await sandbox.exec(forged)
+        assert seen.exit_code == 3
+        assert b" 0 0\n" in seen.stdout
+
+
+async def test_variables_travel_as_they_are(by_exec: KubernetesSubstrate) -> None:
+    given = {"A": "two\nlines\n", "B": 'it\'s "$HOME" \\ `x`', "C": "", "D": "caf\udce9"}
+    async with by_exec.sandbox() as sandbox:
+        seen = await sandbox.exec(["env", "-0"], env=given)
+        got = dict(entry.split(b"=", 1) for entry in seen.stdout.split(b"\0") if entry)
+        assert {name: got[name.encode()] for name in given} == {
+            name: os.fsencode(value) for name, value in given.items()
+        }
+        seen = await sandbox.exec("cat", env=given, stdin=b"in\nput")
+        assert seen.stdout == b"in\nput"
 
 
 # --- Pods -------------------------------------------------------------------------------------------------
@@ -295,7 +316,114 @@ async def test_the_rights_of_the_documentation_are_enough(cluster: Api, tmp_path
         await cluster.request("DELETE", f"/api/v1/namespaces/{namespace}")
 
 
+async def test_a_login_that_ended_is_renewed(cluster: Api, tmp_path: Path) -> None:
+    """The token of an account that is made again, in a file, as nodes and vendors' programs renew it."""
+    name, token = f"dutyfree-login-{os.getpid()}", tmp_path / "token"
+    accounts = cluster.path("serviceaccounts")
+
+    async def log_in() -> None:
+        await cluster.request("POST", accounts, body={"metadata": {"name": name}})
+        asked = {"spec": {"audiences": [], "expirationSeconds": 3600}}
+        made = await cluster.request("POST", f"{accounts}/{name}/token", body=asked)
+        token.write_text(made["status"]["token"])
+
+    config = yaml.safe_load(await anyio.Path(cluster.source).read_text())
+    config["users"] = [{"name": "user", "user": {"tokenFile": str(token)}}]
+    for context in config["contexts"]:
+        context["context"] |= {"user": "user"}
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    await log_in()
+    try:
+        api = await connect(KubernetesConfig(kubeconfig=str(tmp_path / "config")))
+        try:
+            await api.request("GET", "/version")
+            former = await api._login()
+            await cluster.request("DELETE", f"{accounts}/{name}")
+            await log_in()
+
+            async def is_renewed() -> bool:  # the server remembers for some seconds that a token is valid
+                await api.request("GET", "/apis")
+                return await api._login() != former
+
+            await until(is_renewed)
+            token.write_text("nonsense")
+            api._settings.api_key = {"BearerToken": "Bearer nonsense too"}
+            with pytest.raises(ApiError, match="Unauthorized"):
+                await api.request("GET", "/apis")
+        finally:
+            await api.close()
+    finally:
+        await cluster.request("DELETE", f"{accounts}/{name}")
+
+
+async def test_a_lease_that_was_deleted_is_made_again(cluster: Api) -> None:
+    async with dutyfree.open("kubernetes", lease_seconds=3) as opened:
+        path = cluster.path("leases", opened._lease.name, group=GROUP)
+        former = (await cluster.request("GET", path))["metadata"]["uid"]
+        await cluster.request("DELETE", path)
+
+        async def is_another() -> bool:
+            try:
+                return bool((await cluster.request("GET", path))["metadata"]["uid"] != former)
+            except ApiError:
+                return False
+
+        await until(is_another)
+        async with opened.sandbox() as sandbox:
+            await anyio.sleep(2)  # the garbage collector looks at owners of new objects at once
+            assert (await sandbox.exec("echo fine")).stdout == b"fine\n"
+
+
 # --- The pool ---------------------------------------------------------------------------------------------
+
+
+async def test_one_owner_takes_each_pod_once(cluster: Api) -> None:
+    """Of requests at the same time, none tries a pod that another one is taking."""
+    async with dutyfree.open("kubernetes", ready=3, pool=f"once-{os.getpid()}") as opened:
+        await opened.prepare()
+        (label,) = opened._ready._kinds
+        ready = {pod["metadata"]["name"] for pod in opened._ready._own(label)}
+        kind = opened._ready._kinds[label]
+        taken: list[str | None] = []
+
+        async def take() -> None:
+            taken.append(await opened._ready.take(kind))
+
+        await together(take, take, take)
+        assert set(taken) == ready
+        assert ready <= set(opened._pods.watch.pods)
+
+
+async def test_the_ready_pods_of_a_kind_that_is_not_used_are_removed(
+    cluster: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dutyfree.substrates.kubernetes.pool.KINDS", 1)
+    async with dutyfree.open("kubernetes", ready=1, pool=f"kinds-{os.getpid()}") as opened:
+        await opened.prepare()
+        (label,) = opened._ready._kinds
+        (unused,) = opened._ready._own(label)
+        async with opened.sandbox(limits=Limits(memory="100M")):
+            pass
+
+        async def is_gone() -> bool:
+            pod = opened._pods.watch.pods.get(unused["metadata"]["name"])
+            return pod is None or status.is_removed(pod)
+
+        await until(is_gone)
+
+
+async def test_a_pod_that_was_taken_is_not_withdrawn(cluster: Api) -> None:
+    async with dutyfree.open("kubernetes", ready=1, pool=f"taken-{os.getpid()}") as opened:
+        await opened.prepare()
+        (label,) = opened._ready._kinds
+        (seen,) = opened._ready._own(label)
+        async with opened.sandbox() as sandbox:
+            assert sandbox.id == seen["metadata"]["name"]
+            assert not await withdraw(cluster, seen)
+        await until(lambda: len(opened._ready._own(label)) == 1)
+        (other,) = opened._ready._own(label)
+        assert await withdraw(cluster, other)
+        assert not await opened._ready._claim(other["metadata"]["name"])
 
 
 async def test_owners_share_a_pool_and_never_take_the_same_pod(cluster: Api) -> None:
@@ -415,16 +543,19 @@ def pod(state: dict[str, Any] | None = None, **given: Any) -> dict[str, Any]:
     }
 
 
-LOST = [{"type": "Ready", "status": "False", "reason": "NodeStatusUnknown", "message": "Kubelet stopped"}]
+LOST = [{"type": "Ready", "status": "False"}]
+DRAINED = [{"type": "DisruptionTarget", "status": "True", "message": "Taint manager: deleting"}]
 FULL = "Pod ephemeral local storage usage exceeds the total limit of containers 1Mi. "
 ENDINGS = [
     (pod({"running": {}}), type(None), ""),
     (None, SandboxClosed, "was deleted"),
-    (pod({"running": {}}, conditions=LOST), ExecError, "the node n of the pod p is lost: Kubelet stopped"),
+    (pod({"running": {}}, conditions=LOST), ExecError, "the node n of the pod p is lost"),
+    (pod({"running": {}}, conditions=DRAINED), ExecError, "the cluster removes the pod p: Taint manager"),
     (pod(phase="Failed", reason="Evicted", message="The node was low on memory."), ExecError, "was evicted"),
     (pod(phase="Failed", reason="Evicted", message=FULL), SandboxGone, "was evicted"),
     (pod(phase="Failed", reason="DeadlineExceeded"), SandboxClosed, "lifetime_seconds"),
     (pod({"terminated": {"reason": "OOMKilled", "exitCode": 137}}), SandboxGone, "its memory limit"),
+    (pod({"terminated": {"reason": "OOMKilled", "exitCode": 0}}), ExecError, "ended: OOMKilled, exit code 0"),
     (pod({"terminated": {"reason": "Completed", "exitCode": 0}}), ExecError, "Completed, exit code 0"),
 ]
 
@@ -434,3 +565,36 @@ def test_why_a_pod_ended(given: dict[str, Any] | None, kind: type, said: str) ->
     found = status.ending(given, "p")
     assert type(found) is kind
     assert said in str(found)
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "fails"),
+    [
+        ("ErrImagePull", "manifest for x:1 not found", True),
+        ("ErrImagePull", "pull QPS exceeded", False),
+        ("ErrImagePull", "unexpected status code: 429 Too Many Requests", False),
+        ("ErrImagePull", "net/http: TLS handshake timeout", False),
+        ("ImagePullBackOff", 'Back-off pulling image "x:1"', False),
+        ("ImagePullBackOff", 'Back-off pulling image "x:1": ErrImagePull: x:1 not found', True),
+        ("CreateContainerError", "failed to reserve container name", False),
+        ("CreateContainerError", "no command specified", True),
+    ],
+)
+def test_what_a_node_tries_again(reason: str, message: str, fails: bool) -> None:
+    waiting = pod({"waiting": {"reason": reason, "message": message}})
+    assert (status.failure(waiting) is not None) == fails
+
+
+def test_the_word_after_a_mark_is_short() -> None:
+    found = MarkedStream(b"mark", 1000)
+    for _ in range(100):
+        found.add(b"\nmark " + bytes(100))
+    assert found.word is not None
+    assert len(found.word) == 64
+
+
+def test_no_variable_is_in_the_command_line() -> None:
+    request = ExecRequest(words=("true",), cwd="/", env={"TOKEN": "hidden"}, output=1)
+    given: Any = None
+    execution = Execution(given, given, "p", request, alone=lambda: True)
+    assert not any("hidden" in word for word in execution._command())

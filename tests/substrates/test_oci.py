@@ -20,6 +20,7 @@ from dutyfree import Limits, Recipe, Stage, gc, study_image, substrates
 from dutyfree.conformance import CHECKS, Check
 from dutyfree.contract.abilities import Forkable, Pausable, Pooling, Resettable, Snapshottable
 from dutyfree.contract.errors import (
+    ActionError,
     CreateError,
     DispatchError,
     DutyfreeError,
@@ -31,10 +32,10 @@ from dutyfree.contract.errors import (
 from dutyfree.engine.host import proc
 from dutyfree.engine.launcher.client import BINARY
 from dutyfree.substrates.local.reaper import Reaper, remove_groups
-from dutyfree.substrates.oci import ids, seccomp
+from dutyfree.substrates.oci import execution, ids, seccomp
 from dutyfree.substrates.oci.gc import PREFIX
 from dutyfree.substrates.oci.substrate import Oci
-from tests.awaiting import appeared, enter, together, until
+from tests.awaiting import appeared, enter, overrun_beside, together, until
 from tests.oci_runtime import left, need
 from tests.opening import open_native
 from tests.processes import eventually, speaking_python
@@ -45,7 +46,7 @@ NAMES = """
     user unknown_user not_executable environment stdin_of_ten_megabytes output_limit timeout_kills_the_tree
     timeout_kills_the_disguised many_cancellations leaving_ends_what_runs background_processes round_trips
     tree_round_trip recipe_path recipe_environment out_of_memory pids sandboxes_at_once
-    places_where_no_command_starts
+    places_where_no_command_starts batch_of_large_contents
 """
 CORE = {*NAMES.split()}
 """What depends on the runtime or its exec. All checks are slow tests in ``test_conformance``."""
@@ -81,6 +82,8 @@ async def test_what_a_container_may(oci: Oci) -> None:
         try "head -c 1 /proc/kcore | grep -q ."
         try "python3 -c 'import socket; socket.create_connection((\\"1.1.1.1\\", 80), 1)'"
         try "python3 -c 'import socket; socket.socket(40, 1)'"
+        try "python3 -c 'import ctypes, os; n = 41 if os.uname().machine == \\"x86_64\\" else 198
+s = ctypes.CDLL(None).syscall; os._exit(s(n, ctypes.c_long(1 << 32 | 40), 1, 0) < 0)'"
         try "echo x >> /.dutyfree-init"
         try "rm -f /.dutyfree-init"
         try "head -c 1 /proc/1/mem"
@@ -119,6 +122,23 @@ async def test_the_runtime_does_not_have_our_credentials(
         assert environments
         assert not [one for one in environments if b"AWS_SECRET_ACCESS_KEY" in one]
         assert (await sandbox.exec("true")).ok
+
+
+async def test_short_commands_of_the_runtime_do_not_have_them_either(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    need("crun")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
+    program = tmp_path / "crun"
+    program.write_text(f'#!/bin/sh\nenv >> {tmp_path}/seen\nexec {shutil.which("crun")} "$@"\n')
+    program.chmod(0o755)
+    async with dutyfree.open("oci", program=str(program)) as oci, oci.sandbox() as sandbox:
+        await sandbox.pause()
+        await sandbox.resume()
+        assert (await sandbox.exec("true")).ok
+    seen = (tmp_path / "seen").read_text()
+    assert "PATH=" in seen
+    assert "AWS_SECRET_ACCESS_KEY" not in seen
 
 
 async def test_containers_share_nothing_that_is_written(oci: Oci) -> None:
@@ -235,6 +255,35 @@ async def test_a_runtime_that_is_killed_is_no_failed_command() -> None:
         assert b"sleep 1003" not in seen.stdout
 
 
+async def test_a_timeout_ends_no_command_that_began_later(oci: Oci) -> None:
+    async with oci.sandbox() as sandbox:
+        seen, later = await overrun_beside(sandbox)
+    assert seen.timed_out
+    assert later.stdout == b"lives\n"
+
+
+async def test_a_file_without_an_end_is_not_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the container's tools do."""
+    need("crun")
+    monkeypatch.setattr(execution, "TOOL_OUTPUT", 1 << 20)
+    async with dutyfree.open("oci", actions="exec") as oci, oci.sandbox() as sandbox:
+        assert (await sandbox.exec("truncate -s 16M file")).ok
+        with pytest.raises(ActionError) as refused:
+            await sandbox.read("file")
+        assert refused.value.kind == "too_large"
+
+
+async def test_an_id_that_no_user_has() -> None:
+    """The container's own program says it, so the runtime must not fail at it."""
+    need("crun")
+    async with dutyfree.open("oci", actions="exec") as oci, oci.sandbox() as sandbox:
+        for said in (r"\377", "0 0", "-1", "65536", "9" * 5000, ""):
+            await sandbox.write("/usr/bin/id", f"#!/bin/sh\nprintf -- '{said}'\n".encode(), mode=0o755)
+            seen = await sandbox.exec("true", user="nobody")
+            assert not seen.started, said[:10]
+            assert b"there is no user" in seen.stderr
+
+
 async def test_a_paused_container_and_its_end(oci: Oci) -> None:
     async with oci.sandbox() as sandbox:
         assert isinstance(sandbox, Pausable)
@@ -281,6 +330,25 @@ async def test_containers_restored_from_one_checkpoint() -> None:
             with pytest.raises(SandboxGone, match="memory"):
                 await other.exec(["python3", "-c", "print(len(b'x' * (512 << 20)))"])
         assert await oci.sandboxes() == []
+
+
+async def test_a_checkpoint_is_made_again_and_goes_with_its_layers() -> None:
+    need("runsc")
+    async with dutyfree.open("oci", runtime="runsc", restore=True) as oci:
+
+        def kept() -> list[str]:
+            return [path.name for path in oci._base.glob("layers/*/checkpoint*")]
+
+        for seconds in (0.1, 0.3, 1.0):
+            with anyio.move_on_after(seconds):
+                await oci.prepare()
+            assert await anyio.to_thread.run_sync(kept) in ([], ["checkpoint"])
+        await oci.prepare()
+        assert await anyio.to_thread.run_sync(kept) == ["checkpoint"]
+        await oci._layers.close()
+        assert await anyio.to_thread.run_sync(kept) == []
+        async with oci.sandbox() as sandbox:
+            assert (await sandbox.exec("true")).ok
 
 
 # --- What is left -------------------------------------------------------------------------------------------
@@ -390,6 +458,19 @@ def test_the_filter_is_that_of_native_in_another_form() -> None:
         *names
     }
     assert found["defaultAction"] == "SCMP_ACT_ERRNO"
+
+
+def test_no_family_of_sockets_is_disguised() -> None:
+    """The kernel uses the lower half of the argument only."""
+    rules = [rule["args"][0] for rule in seccomp.profile()["syscalls"] if rule["names"] == ["socket"]]
+
+    def allowed(family: int) -> bool:
+        return any(family & rule["value"] == rule["valueTwo"] for rule in rules)
+
+    assert {rule["op"] for rule in rules} == {"SCMP_CMP_MASKED_EQ"}
+    assert allowed(2)
+    assert allowed(1 << 32 | 2)
+    assert not any(allowed(upper << 32 | 40) for upper in (0, 1, 0xFFFFFFFF))
 
 
 @pytest.mark.parametrize("arguments", [[], ["/tmp"], ["/tmp", "0", "", "", "", "--", "true"], ["a"] * 5])

@@ -25,6 +25,7 @@ def test_the_living_and_the_dead() -> None:
 def test_only_a_former_boot_of_this_machine_is_dead() -> None:
     boot, space, pid, start, machine = (identity() or "").split("/")
     assert is_dead(f"elsewhere/{space}/{pid}/{start}/{machine}") == bool(machine)
+    assert not is_dead(f"elsewhere/{space}/{pid}/{start}/{machine}", after_reboot=False), "maybe a clone"
     assert not is_dead(f"elsewhere/{space}/{pid}/{start}/another-machine")
     assert not is_dead(f"elsewhere/{space}/{pid}/{start}/"), "a machine without a name"
     assert not is_dead(f"{boot}/{int(space) + 1}/{pid}/1/{machine}"), "another pid namespace"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dutyfree.substrates.local import reaper
+from dutyfree.substrates.local.container_processes import is_in_group
 from dutyfree.substrates.local.reaper import BEGINNING, Moment, ProcessScanner, kill_marked
 
 
@@ -141,3 +142,26 @@ def test_no_marker_is_no_process_s() -> None:
     assert found.has("HOME=/")
     assert not found.has("")
     assert not reaper.LiveProcess(1, b"", "").has("")
+
+
+@pytest.mark.parametrize(
+    ("groups", "is_in"),
+    [
+        ("0::/dutyfree-oci-a/oci-a-1\n", True),
+        ("0::/dutyfree-oci-a/oci-a-1/below\n", True),
+        ("5:memory:/other\n4:pids:/dutyfree-oci-a/oci-a-1", True),
+        ("0::/../dutyfree-oci-a/oci-a-1\n", True),
+        ("0::/dutyfree-oci-a/oci-a-10\n", False),
+        ("0::/dutyfree-oci-a/oci-a-1.scope.mine\n", False),
+        ("0::/mydutyfree-oci-a/oci-a-1\n", False),
+        ("", False),
+    ],
+)
+def test_groups_of_a_container_are_whole_names(groups: str, is_in: bool) -> None:
+    assert is_in_group(groups, "dutyfree-oci-a/oci-a-1") is is_in
+
+
+def test_groups_that_systemd_names() -> None:
+    assert is_in_group("0::/system.slice/docker-0123abcd.scope\n", "0123abcd")
+    assert is_in_group("0::/docker/0123abcd\n", "0123abcd")
+    assert not is_in_group("0::/system.slice/docker-0123abcde.scope\n", "0123abcd")

@@ -16,9 +16,10 @@ import anyio
 import pytest
 
 import dutyfree
-from dutyfree import substrates
+from dutyfree import Limits, substrates
 from dutyfree.conformance import CHECKS, Check
 from dutyfree.contract.errors import (
+    CollectError,
     CreateError,
     DutyfreeError,
     ExecError,
@@ -27,8 +28,8 @@ from dutyfree.contract.errors import (
     verdict,
 )
 from dutyfree.engine.sandbox.init_sandbox import InitSandbox
-from dutyfree.substrates.ssh import Ssh
-from dutyfree.substrates.ssh.connection import for_shell, quoted
+from dutyfree.substrates.ssh import Ssh, SshConfig
+from dutyfree.substrates.ssh.connection import Connections, for_shell, quoted
 from dutyfree.substrates.ssh.guest import PREAMBLE, Preamble
 from tests.awaiting import appeared, enter, together, until
 from tests.processes import eventually, speaking_python
@@ -228,7 +229,74 @@ async def test_a_machine_that_went_away(tmp_path: Path) -> None:
                     await enter(opened.sandbox())
 
 
+def test_the_agent_is_not_forwarded(server: SshServer, tmp_path: Path) -> None:
+    """Also if the user's settings forward it: a command could log in elsewhere with its keys."""
+    config = tmp_path / "config"
+    config.write_text((server.root / "config").read_text() + "  ForwardAgent yes\n")
+    connections = Connections(SshConfig(host="dutyfree-test", config=str(config)), tmp_path, {})
+    program, *words = connections._argv(tmp_path / "socket", "yes", "true")
+    told = subprocess.run([program, "-G", *words], capture_output=True, text=True, check=True)
+    assert "forwardagent no" in told.stdout.splitlines()
+
+
+# --- Programs that were replaced --------------------------------------------------------------------------
+
+
+def flooding(directory: Path, program: str) -> str:
+    """A setting of sshd, with which a program of the machine writes without end if it has an argument."""
+    found, fake = shutil.which(program), directory / "bin" / program
+    fake.parent.mkdir()
+    fake.write_text(f"#!/bin/sh\n[ $# = 0 ] && exec {found}\nexec yes\n")
+    fake.chmod(0o755)
+    return f'ForceCommand PATH={fake.parent}:$PATH; eval "$SSH_ORIGINAL_COMMAND"'
+
+
+async def test_output_without_end(tmp_path: Path) -> None:
+    """Root of the machine can make the program that sends us the output send more than we asked for."""
+    with ssh_server(tmp_path, flooding(tmp_path, "cat")) as server:
+        async with (
+            dutyfree.open("ssh", **server.options, actions="exec") as opened,
+            opened.sandbox(limits=Limits(output="64K")) as sandbox,
+        ):
+            with anyio.fail_after(60), pytest.raises(CollectError, match="more output than was asked for"):
+                await sandbox.exec("true")
+
+
+async def test_an_answer_without_end(tmp_path: Path) -> None:
+    with (
+        ssh_server(tmp_path, flooding(tmp_path, "sha256sum")) as server,
+        pytest.raises(Unavailable, match="more than 1048576 bytes"),
+    ):
+        await enter(dutyfree.open("ssh", **server.options))
+
+
 # --- Machines that cannot be used -------------------------------------------------------------------------
+
+
+FOREIGN = pytest.mark.root("only root can give a directory to another user")
+
+
+@pytest.fixture(params=["a link", "writable for others", pytest.param("foreign", marks=FOREIGN)])
+def unsafe(request: pytest.FixtureRequest, server: SshServer, tmp_path: Path) -> dict[str, Any]:
+    """The options, with a directory in which another user could replace what we run."""
+    path = tmp_path / "unsafe"
+    if request.param == "a link":
+        path.symlink_to(server.base)
+    else:
+        path.mkdir()
+        path.chmod(0o777 if request.param == "writable for others" else 0o755)
+    if request.param == "foreign":
+        os.chown(path, 65534, 65534)
+    return {**server.options, "directory": str(path)}
+
+
+async def test_a_directory_that_others_could_change(unsafe: dict[str, Any]) -> None:
+    said = "is a link, belongs to another user, or others can write to it"
+    with pytest.raises(Unavailable, match=said):
+        await enter(dutyfree.open("ssh", **unsafe))
+    async with dutyfree.open("ssh", **unsafe, actions="exec") as opened:
+        with pytest.raises(CreateError, match=said):
+            await enter(opened.sandbox())
 
 
 @pytest.fixture

@@ -5,11 +5,19 @@ Without KVM the machines are emulated, so most tests restore them from one that 
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import os
+import shutil
 import signal
+import socket
+import stat
+import subprocess
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import anyio
 import msgspec
@@ -18,14 +26,27 @@ import pytest
 import dutyfree
 from dutyfree import Limits, Recipe, Stage, gc, substrates
 from dutyfree.conformance import CHECKS, Check
-from dutyfree.contract.errors import CreateError, ExecError, SubstrateError, Unavailable, verdict
+from dutyfree.contract.errors import (
+    CreateError,
+    ExecError,
+    SandboxGone,
+    SubstrateError,
+    Unavailable,
+    verdict,
+)
+from dutyfree.engine.layers.command_defaults import command_defaults
+from dutyfree.engine.layers.lower_directories import LowerDirectories
 from dutyfree.engine.sandbox.init_sandbox import InitSandbox
-from dutyfree.substrates.vm import kernel
+from dutyfree.engine.store import provenance
+from dutyfree.engine.store.provenance import Provenance
+from dutyfree.substrates.vm import disks, kernel, sshd
+from dutyfree.substrates.vm.accelerator import WORKS, ProbeRecord
 from dutyfree.substrates.vm.config import VmConfig
-from dutyfree.substrates.vm.machine import WORD
-from dutyfree.substrates.vm.qemu import Files, Hardware, Memory, Shape, arguments
+from dutyfree.substrates.vm.disks import Disks
+from dutyfree.substrates.vm.machine import WORD, Saved, SavedMachines
+from dutyfree.substrates.vm.qemu import Files, Hardware, Memory, Qemu, Shape, arguments
 from dutyfree.substrates.vm.sshd import SshdSandbox
-from dutyfree.substrates.vm.substrate import VmSubstrate
+from dutyfree.substrates.vm.substrate import VmSubstrate, filled
 from tests.awaiting import appeared, enter, together
 from tests.conftest import probed
 from tests.processes import eventually, speaking_python
@@ -134,6 +155,26 @@ async def test_copies_do_not_see_each_others_writes(vm: VmSubstrate) -> None:
         assert not (await later.exec("cat /etc/mine")).ok
 
 
+async def test_few_saved_machines_stay_without_a_user() -> None:
+    machines = SavedMachines(idle=1)
+
+    async def save() -> Saved:
+        return Saved(os.memfd_create("memory"), os.memfd_create("state"), -1)
+
+    async def use(kind: str) -> Saved:
+        async with machines.use(kind, save) as saved:
+            return saved
+
+    first = await use("one")
+    async with machines.use("two", save) as held:
+        assert await use("one") is first
+        await use("three")
+        await use("four")
+        assert await use("two") is held
+        assert await use("one") is not first
+    machines.close()
+
+
 @needs_vm
 async def test_the_first_message_is_not_overlooked(vm: VmSubstrate) -> None:
     """With several processors, it comes while init looks whether its port takes its first answer."""
@@ -171,6 +212,12 @@ async def test_a_machine_that_boots(machine: str) -> None:
 
 
 @needs_vm
+async def test_a_recipe_may_ask_for_isolation(vm: VmSubstrate) -> None:
+    async with vm.sandbox(Recipe(isolation="full")) as sandbox:
+        assert (await sandbox.exec("true")).ok
+
+
+@needs_vm
 async def test_facts_say_how_the_machines_run(vm: VmSubstrate) -> None:
     facts = await vm.facts()
     assert (facts["machine"], facts["created by"], facts["actions"]) == ("microvm", "restore", "init")
@@ -194,6 +241,28 @@ async def test_facts_say_how_the_machines_run(vm: VmSubstrate) -> None:
 async def test_limits_that_cannot_be_kept_are_refused(vm: VmSubstrate, limits: Limits, reason: str) -> None:
     with pytest.raises(CreateError, match=reason):
         await enter(vm.sandbox(limits=limits))
+
+
+@needs_vm
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"limits": Limits(cpus=0.5)}, "whole processors"),
+        ({"limits": Limits(pids=100), "actions": "exec"}, "limits no processes if actions go over ssh"),
+    ],
+)
+async def test_the_option_limits_is_checked_too(options: dict[str, Any], reason: str) -> None:
+    async with dutyfree.open("vm", **options) as opened:
+        with pytest.raises(CreateError, match=reason):
+            await enter(opened.sandbox())
+        with pytest.raises(CreateError, match=reason):
+            await opened.prepare()
+
+
+def test_the_option_limits_may_leave_out_what_has_a_default() -> None:
+    option = Limits(memory="4G", output="1M")
+    assert filled(option, option) == Limits(cpus=1, memory="4G", disk="8G", output="1M")
+    assert filled(Limits(disk="1G"), option) == Limits(cpus=1, memory="4G", disk="1G")
 
 
 def qemus(mark: str) -> list[int]:
@@ -230,6 +299,47 @@ async def test_a_machine_that_ends_is_an_infrastructure_error(vm: VmSubstrate) -
     assert verdict(failures[0]) == "infrastructure"
     async with vm.sandbox() as sandbox:
         assert (await sandbox.exec("echo again")).stdout == b"again\n"
+
+
+RESTART = ["python3", "-c", "import ctypes; ctypes.CDLL(None).reboot(0x1234567)"]
+"""What ``reboot -f`` does."""
+
+
+@needs_vm
+async def test_a_machine_that_a_command_restarts_is_gone(vm: VmSubstrate) -> None:
+    """That is the outcome of the attempt: it gives the agent no second one."""
+    async with vm.sandbox() as sandbox:
+        for command in (RESTART, "true"):
+            with pytest.raises(SandboxGone, match="stopped its virtual machine") as raised:
+                await sandbox.exec(command)
+            assert verdict(raised.value) == "task"
+
+
+@needs_vm
+@pytest.mark.slow
+async def test_a_machine_that_a_command_restarts_over_ssh_is_gone(over_ssh: VmSubstrate) -> None:
+    async with over_ssh.sandbox() as sandbox:
+        with pytest.raises(SandboxGone, match="stopped its virtual machine"):
+            await sandbox.exec(RESTART)
+
+
+async def test_what_qemu_tells_until_its_end() -> None:
+    """The guest causes events all the time; that it stopped the machine is one of them."""
+    process = await asyncio.create_subprocess_exec("cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    (port, their_port), (monitor, theirs) = socket.socketpair(), socket.socketpair()
+    monitor.setblocking(False)
+    qemu = Qemu(process, port, monitor)
+    with their_port, theirs:
+        events = b'{"event": "RTC_CHANGE", "data": {}}\n' * 1000
+        theirs.sendall(b'{"QMP": {}}\n' + events + b'{"return": {}}\n')
+        await qemu.greet()
+        theirs.sendall(b'{"event": "SHUTDOWN", "data": {"guest": true, "reason": "guest-reset"}}\n')
+    assert process.stdin is not None
+    process.stdin.close()
+    with pytest.raises(CreateError, match="QEMU ended"):
+        await qemu.migration()
+    assert qemu.stopped_by_guest
+    await qemu.kill()
 
 
 @needs_vm
@@ -317,6 +427,86 @@ async def test_gc_removes_what_a_killed_reaper_left(abandoned: Path, cache: Path
     }
     assert not await anyio.Path(abandoned).exists()
     assert not await disk.exists()
+
+
+# --- Disks ------------------------------------------------------------------------------------------------
+
+
+def test_a_stage_that_was_built_again_has_another_disk(cache: Path) -> None:
+    """Its key is the same, and its files may differ. The key of an image's layer names its files."""
+    stage, image = (cache / "layers/kept" / name / "tree" for name in (f"stage/{0:064}", f"sha256/{0:064}"))
+    (stage / "0").mkdir(parents=True)
+    image.mkdir(parents=True)
+    names = []
+    for build_id in ("one", "two"):
+        for tree in (stage, image):
+            made = Provenance(kind="setup", seconds=1.0, image="study", identity="", build_id=build_id)
+            provenance.write(tree, made)
+        names.append((disks._name(stage / "0"), disks._name(image)))
+    assert names[0][0] != names[1][0]
+    assert names[0][1] == names[1][1]
+
+
+def test_threads_get_the_same_disk() -> None:
+    opened = Disks()
+    made: list[int] = []
+
+    def make() -> int:
+        time.sleep(0.05)
+        made.append(os.memfd_create("disk"))
+        return made[-1]
+
+    with ThreadPoolExecutor(8) as threads:
+        found = {*threads.map(lambda _: opened._once("one", make), range(8))}
+    opened.close()
+    assert found == {*made}
+    assert len(made) == 1
+
+
+def test_machines_cannot_write_to_a_disk_that_they_share(cache: Path, tmp_path: Path) -> None:
+    if not shutil.which("mke2fs", path=f"{os.environ['PATH']}:/usr/sbin:/sbin"):
+        pytest.skip("no mke2fs; to enable it: apt-get install e2fsprogs")
+    files = tmp_path / "files"
+    files.mkdir()
+    opened = Disks()
+    disk = opened.private(files)
+    assert fcntl.fcntl(disk, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+    assert stat.S_IMODE(os.fstat(disk).st_mode) == 0o444
+    assert os.pread(disk, 2, 1080) == b"\x53\xef", "a file system of ext4"
+    opened.close()
+
+
+def test_links_of_an_image_do_not_lead_to_files_of_this_host(tmp_path: Path) -> None:
+    layer, secret = tmp_path / "layer", tmp_path / "host/lib/dpkg/status"
+    secret.parent.mkdir(parents=True)
+    secret.write_text("secret")
+    (layer / "etc").mkdir(parents=True)
+    (layer / "etc/passwd").symlink_to(secret)
+    (layer / "var").symlink_to(tmp_path / "host")
+    found = LowerDirectories((layer,), command_defaults(), "", tmp_path)
+    with pytest.raises(CreateError, match="/etc/passwd of the image is not a plain file"):
+        sshd._users(found)
+    assert sshd._find(found, "var/lib/dpkg/status") is None
+
+
+# --- KVM --------------------------------------------------------------------------------------------------
+
+
+def test_how_long_it_is_known_whether_kvm_works(cache: Path) -> None:
+    """Only for the same machine, program and kernel; and a failure may pass."""
+    (cache / "vm").mkdir(parents=True)
+    files = Files(os.memfd_create("kernel"), -1, ())
+    record = ProbeRecord(VmConfig(), files)
+    assert not record.read()
+    for found, later in (("it failed", ""), (WORKS, WORKS)):
+        record.write(found)
+        assert record.read() == found
+        assert not ProbeRecord(VmConfig(machine="pc"), files).read()
+        assert not ProbeRecord(VmConfig(program="another-qemu"), files).read()
+        (path,) = (cache / "vm").glob("kvm-*")
+        os.utime(path, (0, 0))
+        assert record.read() == later
+    os.close(files.kernel)
 
 
 # --- The command line of QEMU -----------------------------------------------------------------------------

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dutyfree.contract import Entry, Exec, Found, Match, Observation, Recipe, Span, Stage, errors
+from dutyfree.contract import Entry, Exec, Found, Match, Observation, Recipe, Span, Stage, Write, errors
 from dutyfree.contract.errors import DutyfreeError, RecipeError
 from dutyfree.wire import codec, frames
-from dutyfree.wire.calls import CALLS
+from dutyfree.wire.arguments import ARGUMENTS_MAX, PLAIN_MAX, decode_arguments
+from dutyfree.wire.calls import CALLS, Batch, Stream
 from dutyfree.wire.errors import CLASSES, WireError, code_of, describe, restore, retry_headers, status_of
 from dutyfree.wire.frames import Assembler, Kind
 from dutyfree.wire.recipes import from_wire, to_wire
@@ -40,6 +41,23 @@ def test_what_has_a_wrong_type_is_refused() -> None:
             codec.decode(codec.encode(wrong), Exec)
     with pytest.raises((msgspec.DecodeError, ValueError)):
         codec.decode(b"\xd4\x05x", str)
+
+
+def test_contents_may_be_large_and_everything_else_is_bounded() -> None:
+    """A byte of it can become a hundred bytes of memory."""
+    data = bytes(ARGUMENTS_MAX + 1)
+    write = Write("\udcff", data)  # a text with surrogates is decoded a second time
+    assert decode_arguments(codec.encode(write), Write) == write
+    batch = Batch((Write("a", data), Write("b", data)))
+    assert decode_arguments(codec.encode(batch), Batch) == batch
+    stream = Stream(Exec("cat", stdin=data))
+    assert decode_arguments(codec.encode(stream), Stream) == stream
+    maps = b"\xdd" + len(data).to_bytes(4, "big") + b"\x80" * len(data)
+    for head in (b"\x81\xa7command", b"\x81\xa4data", b"\x81\xa7unknown", b"\x81\xa7actions"):
+        with pytest.raises(msgspec.ValidationError, match="besides contents"):
+            decode_arguments(head + maps, Exec)
+    with pytest.raises(msgspec.ValidationError, match="ext"):
+        decode_arguments(codec.encode(Exec("\udcff" + "x" * PLAIN_MAX)), Exec)
 
 
 @given(st.lists(st.tuples(st.sampled_from(Kind), st.integers(0, 3), st.binary(max_size=40)), max_size=8))

@@ -153,6 +153,26 @@ async def batch_times_out(sandbox: Sandbox) -> None:
     expect.equal(len(stopped), 2, "results up to the timeout")
 
 
+@in_sandbox("commands", deadline=120)
+async def batch_of_large_contents(sandbox: Sandbox) -> None:
+    """A batch writes and reads large files, and a command in it gets a large input."""
+    if not isinstance(sandbox, Batching):
+        raise Skipped("not Batching")
+    large = bytes(range(256)) * (20 << 10)
+    results = await sandbox.batch(
+        [Write("file", large), Exec("cat > copy", stdin=large), Exec("wc -c < file"), Read("copy")]
+    )
+    expect.equal(len(results), 4, "number of results")
+    wrote, fed, counted, copied = results
+    expect.equal(wrote, None, "result of the write")
+    expect.that(isinstance(fed, Observation) and fed.ok, f"the command with input failed: {fed!r}")
+    expect.that(
+        isinstance(counted, Observation) and counted.stdout.split() == [b"%d" % len(large)],
+        f"not the size of the file that was written: {counted!r}",
+    )
+    expect.equal(copied, large, "the file that the command wrote")
+
+
 @in_sandbox(deadline=120)
 async def watch(sandbox: Sandbox) -> None:
     """A watch reports files that are made, changed and deleted, in subdirectories if requested."""

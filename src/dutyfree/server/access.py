@@ -93,14 +93,19 @@ def _check_host(connection: HTTPConnection) -> None:
     To a browser, the pages of such a site and this server are then the same site. It has no token, though.
     """
     given = connection.headers.get("host", "")
+    with contextlib.suppress(ValueError):
+        if _is_here(urlsplit(f"//{given}").hostname or ""):
+            return
+    message = f"without a token, the server is not reached as {given[:80]!r}"
+    raise Refused(403, "forbidden", message, "use 127.0.0.1, or a token")
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host is the loopback, a name that no foreign site can have, or that of a Unix socket."""
     try:
-        host = urlsplit(f"//{given}").hostname or ""
-        if "." not in host or host.endswith(".localhost"):
-            return  # localhost, a name of this network, an IPv6 address, or a Unix socket
-        ipaddress.ip_address(host)
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        message = f"without a token, the server is not reached as {given[:80]!r}"
-        raise Refused(403, "forbidden", message, "use 127.0.0.1, or a token") from None
+        return "." not in host or host.endswith(".localhost")
 
 
 def _check_origin(connection: HTTPConnection, *, any_site: bool) -> None:

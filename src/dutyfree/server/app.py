@@ -45,6 +45,7 @@ from dutyfree.server.service import Service
 from dutyfree.server.swerex import SwerexRoutes
 from dutyfree.server.tokens import FRESH
 from dutyfree.wire import calls, codec, frames
+from dutyfree.wire.arguments import decode_arguments
 from dutyfree.wire.errors import WireError, describe, retry_headers, status_of
 from dutyfree.wire.recipes import WireRecipe
 
@@ -121,7 +122,8 @@ class Routes:
         async def answered(request: Request) -> Response:
             try:
                 tenant = await self._access.tenant(request)
-                return await endpoint(self, request, tenant)
+                with self._service.quotas.call(tenant):
+                    return await endpoint(self, request, tenant)
             except Refused as error:
                 logs.refused(request, error.status, error.error.code)
                 return _answer(request, {"error": error.error}, error.status)
@@ -151,7 +153,7 @@ class Routes:
     async def _converse(self, socket: WebSocket, tenant: str) -> None:
         await socket.accept(subprotocol=frames.PROTOCOL)
         direct = ChannelSocket.of(socket)
-        channel = Channel(self._service, tenant, direct.write, direct.write_now, LARGEST_REQUEST)
+        channel = Channel(self._service, tenant, direct, LARGEST_REQUEST)
         ended: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
 
         def receive(frame: bytes) -> None:
@@ -315,7 +317,7 @@ async def _body(request: Request, kind: Any) -> Any:
     body = await request.body()
     if request.headers.get("content-type", "").startswith(MSGPACK):
         try:
-            return codec.decode(body, kind)
+            return decode_arguments(body, kind)
         except msgspec.DecodeError as error:
             raise ArgumentError(f"the body of the request is not valid: {error}") from error
     return json_form.load(body, kind)

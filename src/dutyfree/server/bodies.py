@@ -1,4 +1,4 @@
-"""Bounds of what clients send: the body of one request, and all bodies that the server holds in memory.
+"""Bounds of what the server holds in memory for clients: the body of one request, all bodies, all answers.
 
 They hold for every route, also for those of other people's protocols, because they are outside of the routes.
 """
@@ -15,9 +15,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dutyfree.contract.errors import Exhausted
 from dutyfree.engine.host import capacity
 from dutyfree.server.access import Refused
+from dutyfree.server.connections import CONNECTION, HttpConnection
 
 LARGEST_REQUEST = 256 << 20
 """Bytes of the largest request, and of the largest file that is read in one piece."""
+LARGE = 64 << 10
+"""Bytes of arguments and answers from which on they count as memory that the tenant uses."""
 
 TENANT = "dutyfree.tenant"
 """The key in the scope of a request under which a route says whose it is, if no token does."""
@@ -34,7 +37,8 @@ class TooMuch(Refused):
     """The server holds too much for one client, or for all."""
 
     def __init__(self) -> None:
-        super().__init__(503, "busy", "the server holds too many bytes of requests in memory", "retry later")
+        what = "the server holds too many bytes of requests and answers in memory"
+        super().__init__(503, "busy", what, "read the answers, and retry later")
 
 
 class ByteBudget:
@@ -77,27 +81,29 @@ def default_budget() -> ByteBudget:
 def bounded(
     app: ASGIApp,
     passes_on: Callable[[Scope], bool],
-    budget: ByteBudget | None = None,
-    tenant_of: Callable[[Scope], str | None] = lambda _: None,
+    budget: ByteBudget,
+    tenant_of: Callable[[Scope], str | None],
 ) -> ASGIApp:
     """The same application, which gets no body that is too large, unless it ``passes_on`` the parts.
 
-    ``tenant_of`` says whose a request is, as far as that is known when the application reads its body.
+    Its large answers count until the clients have taken them. ``tenant_of`` says whose a request is, as far
+    as that is known when the application reads its body.
     """
-    kept = budget or default_budget()
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or passes_on(scope):
             await app(scope, receive, send)
             return
-        body = _Body(kept, lambda: tenant_of(scope) or _address(scope), receive)
-        started = False
+
+        def holder() -> str:
+            return tenant_of(scope) or _address(scope)
+
+        body = _Body(budget, holder, receive)
+        answer = _Answer(budget, holder, send, scope[CONNECTION])
 
         async def noticed(message: Message) -> None:
-            nonlocal started
             if body.refused is None:  # otherwise what a route makes of it is not the truth
-                started = True
-                await send(message)
+                await answer.send(message)
 
         try:
             if _declared(scope) > LARGEST_REQUEST:
@@ -106,8 +112,8 @@ def bounded(
             if body.refused is not None:
                 raise body.refused
         except Refused as error:
-            if not started:
-                await _answer(send, error)
+            if not answer.started:
+                await _refuse(send, error)
         finally:
             body.forget()
 
@@ -147,20 +153,64 @@ class _Body:
             self._budget.give_back(self._holder, self._size)
 
 
+class _Answer:
+    """The answer to one request. A large one is counted until the client has taken it."""
+
+    def __init__(
+        self, budget: ByteBudget, holder: Callable[[], str], send: Send, connection: HttpConnection
+    ) -> None:
+        self._budget = budget
+        self._find_holder = holder
+        self._send = send
+        self._connection = connection
+        self._head: Message | None = None
+        """That of a large answer, which is sent with its body."""
+        self.started = False
+
+    async def send(self, message: Message) -> None:
+        """Raises TooMuch for a large answer for which there is no room. Then nothing was sent."""
+        if message["type"] == "http.response.start":
+            if _declared(message) > LARGE:
+                self._head = message
+                return
+        elif self._head is not None:
+            await self._send_large(self._head, message)
+            return
+        self.started = True
+        await self._send(message)
+
+    async def _send_large(self, head: Message, message: Message) -> None:
+        self._head = None
+        holder = self._find_holder()
+        size = 0 if message.get("more_body") else len(message["body"])  # of a file, one part is in memory
+        try:
+            self._budget.take(holder, size)
+        except Exhausted as error:
+            raise TooMuch from error
+        try:
+            self.started = True
+            await self._send(head)
+            await self._send(message)
+            if size:
+                await self._connection.flow.drain()
+        finally:
+            self._budget.give_back(holder, size)
+
+
 def _address(scope: Scope) -> str:
     """The address of a client. The name of a tenant has no colon, so it is none of these."""
     return f":{scope['client'][0]}" if scope.get("client") else ":"
 
 
-def _declared(scope: Scope) -> int:
-    """The size that a request says it has; 0 if it does not say."""
-    for name, value in scope["headers"]:
+def _declared(message: Scope | Message) -> int:
+    """The size that a request or an answer says it has; 0 if it does not say."""
+    for name, value in message["headers"]:
         if name == b"content-length" and value.isdigit():
             return int(value)
     return 0
 
 
-async def _answer(send: Send, error: Refused) -> None:
+async def _refuse(send: Send, error: Refused) -> None:
     body = msgspec.json.encode({"error": error.error}) + b"\n"
     headers = [
         (b"content-type", b"application/json"),

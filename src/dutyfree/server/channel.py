@@ -7,19 +7,21 @@ import contextlib
 import logging
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn
+from collections.abc import Awaitable
+from typing import Any, NoReturn, Protocol
 
 import msgspec
 
 from dutyfree.contract.errors import DispatchError, DutyfreeError, Exhausted, Restarting, UsageError
 from dutyfree.server import quick_calls
+from dutyfree.server.bodies import LARGE
 from dutyfree.server.handlers import HANDLERS
 from dutyfree.server.observed import Origin, command_of
-from dutyfree.server.quick_calls import LARGE, QuickCall
+from dutyfree.server.quick_calls import QuickCall
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
 from dutyfree.wire import codec, frames
+from dutyfree.wire.arguments import decode_arguments
 from dutyfree.wire.calls import CALLS, CallType
 from dutyfree.wire.errors import describe
 from dutyfree.wire.frames import Call, Kind
@@ -30,6 +32,12 @@ _STEP = 1 << 20
 _ITEM_COST = 64
 """Bytes that each item counts besides its own."""
 
+MOST_WAITING = 1024
+"""Answers that may wait until the client reads. If there are more, no further calls are read."""
+
+_WAITING_COST = 2048
+"""Bytes that an answer counts besides its own while it waits."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -37,22 +45,31 @@ class ProtocolError(Exception):
     """The client sent what is no frame, or what its call does not take. The channel ends."""
 
 
+class ClientSocket(Protocol):
+    """The connection of a client: a ``channel_socket.ChannelSocket``."""
+
+    async def write(self, frame: bytes) -> None:
+        """Send a frame, when the client has taken those before. Raises ConnectionError if it is gone."""
+
+    def write_now(self, frame: bytes) -> bool:
+        """Send a frame if the client has taken those before; says whether it did."""
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
 class Channel:
     """One connected client. ``receive`` takes its frames; calls run in tasks of their own."""
 
-    def __init__(
-        self,
-        service: Service,
-        tenant: str,
-        send: Callable[[bytes], Awaitable[None]],
-        send_now: Callable[[bytes], bool],
-        largest: int,
-    ) -> None:
-        """``send_now`` sends a frame only if the client reads, and says whether it did."""
+    def __init__(self, service: Service, tenant: str, socket: ClientSocket, largest: int) -> None:
         self.service = service
         self.tenant = tenant
-        self._send = send
-        self._send_now = send_now
+        self._socket = socket
+        self._send = socket.write
+        self._send_now = socket.write_now
+        self._waiting = 0
+        self._holds_back = False
         self._refusal: bytes | None = None
         self._assembler = frames.Assembler(largest)
         self._calls: dict[int, RunningCall | QuickCall] = {}
@@ -93,7 +110,7 @@ class Channel:
         if number in self._calls:
             raise ProtocolError(f"the number {number} is in use")
         try:
-            call = codec.decode(payload, Call)
+            call = codec.decode(payload, Call, plain=False)
         except msgspec.DecodeError as error:
             raise ProtocolError(str(error)) from error
         if not self.service.overload.admits(self.tenant, call.method):  # before anything is spent on it
@@ -130,22 +147,37 @@ class Channel:
         return len(payload) <= frames.PART and self._send_now(frames.HEAD.pack(kind, number) + payload)
 
     def send_later(self, kind: Kind, number: int, payload: bytes) -> None:
-        """Send a message when the client reads. A large one counts as memory of the tenant until then."""
-        task = asyncio.create_task(self._send_counted(kind, number, payload))
+        """Send what ends a call, when the client reads."""
+        task = asyncio.create_task(self.answer(kind, number, payload))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
-    async def _send_counted(self, kind: Kind, number: int, payload: bytes) -> None:
-        held = len(payload) if len(payload) > LARGE else 0
+    async def answer(self, kind: Kind, number: int, payload: bytes) -> None:
+        """Send what ends a call, when the client reads. Until then it counts as memory of the tenant."""
+        if self.send_now(kind, number, payload):
+            return
+        held, budget = len(payload) + _WAITING_COST, self.service.quotas.bytes
         try:
-            self.service.quotas.bytes.take(self.tenant, held)
+            budget.take(self.tenant, held)
         except Exhausted as error:
             kind, payload, held = Kind.ERROR, codec.encode(describe(error)), 0
+        self._count_waiting(1)
         try:
             with contextlib.suppress(OSError, RuntimeError):  # the client has gone in the meantime
                 await self.send(kind, number, payload)
         finally:
-            self.service.quotas.bytes.give_back(self.tenant, held)
+            self._count_waiting(-1)
+            budget.give_back(self.tenant, held)
+
+    def _count_waiting(self, more: int) -> None:
+        """Read no further calls while too many answers wait: they would be as many as the client likes."""
+        self._waiting += more
+        if self._waiting >= MOST_WAITING and not self._holds_back:
+            self._holds_back = True
+            self._socket.pause_reading()
+        elif self._waiting <= MOST_WAITING // 2 and self._holds_back:
+            self._holds_back = False
+            self._socket.resume_reading()
 
     async def send(self, kind: Kind, number: int, payload: bytes = b"") -> None:
         for frame in frames.pack(kind, number, payload):
@@ -285,9 +317,6 @@ class RunningCall:
                 quotas.bytes.take(tenant, self._size)
                 held = self._size
             payload = codec.encode(await self._perform())
-            if len(payload) > LARGE:
-                quotas.bytes.take(tenant, len(payload))
-                held += len(payload)
         except asyncio.CancelledError:
             if not self._cancelled:
                 if held:
@@ -303,8 +332,7 @@ class RunningCall:
             quotas.calls[tenant] -= 1
             self._channel.forget(self._number)
         try:
-            with contextlib.suppress(OSError, RuntimeError):  # the client has gone in the meantime
-                await self._channel.send(kind, self._number, payload)
+            await self._channel.answer(kind, self._number, payload)
         finally:
             if held:
                 quotas.bytes.give_back(tenant, held)
@@ -319,7 +347,7 @@ class RunningCall:
             raise Restarting("the server is being replaced by another one", remedy="connect again")
         self.service.quotas.check_call(self.tenant)
         try:
-            arguments = codec.decode(self._call.arguments, self._type.arguments)
+            arguments = decode_arguments(self._call.arguments, self._type.arguments)
         except msgspec.ValidationError as error:
             raise UsageError(f"{method}: {error}") from error
         work = handler(self, arguments)

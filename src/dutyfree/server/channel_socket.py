@@ -33,10 +33,15 @@ class ChannelSocket(WebSocketsSansIOProtocol):
     _finder: MessageFinder | None = None
     _descriptor: int | None = None
     """Of the connection, if its bytes go as they are."""
+    _holds_back = False
+    """Whether no messages are read, because too many answers wait."""
+    _pong = b""
+    """The answer to the latest ping, if the client does not take what was sent before."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._unread = UnreadAnswer(self.transport, self.config.open_connections.limits)
+        self._turn = asyncio.Lock()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -49,13 +54,37 @@ class ChannelSocket(WebSocketsSansIOProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._unread.resumed()
+        if self._pong:
+            pong, self._pong = self._pong, b""
+            self.transport.write(pong)
+
+    def pause_reading(self) -> None:
+        """Take no further messages. ``check`` ends a client that does not take the answers."""
+        self._holds_back = True
+        if not self.transport.is_closing():
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._holds_back = False
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def check(self, now: float) -> None:
         """End the connection if its client does not take what is sent."""
         if self._unread.is_stuck(now):
             reset(self.transport)
 
+    def handle_ping(self) -> None:
+        if self.writable.is_set():
+            super().handle_ping()
+        else:  # only the latest is answered, or they would pile up
+            self._pong = b"".join(self.conn.data_to_send())
+
     def keepalive_timeout(self) -> None:
+        if self._holds_back:  # its pong may be there, unread
+            self.pong_timer = self.pending_ping_payload = None
+            self.schedule_ping()
+            return
         super().keepalive_timeout()
         reset(self.transport)  # the client is gone, or reads nothing: what is not sent yet never will be
 
@@ -124,8 +153,15 @@ class ChannelSocket(WebSocketsSansIOProtocol):
 
     async def write(self, frame: bytes) -> None:
         """Send a message, when the client has taken those before. Raises ConnectionError if it is gone."""
-        if not self.writable.is_set():
-            await self.writable.wait()
+        if self.writable.is_set():
+            self._write(frame)
+            return
+        async with self._turn:  # otherwise all that wait would be written at once
+            while not self.writable.is_set():
+                await self.writable.wait()
+            self._write(frame)
+
+    def _write(self, frame: bytes) -> None:
         if self.disconnected or self.close_sent or self.transport.is_closing():
             raise ConnectionError("the client is gone")
         self.transport.write(pack(frame))

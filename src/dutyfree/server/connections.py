@@ -239,6 +239,10 @@ class HttpConnection(HttpToolsProtocol):
         return self.config.ports.target(self.url) is not None or super()._should_upgrade()
 
     def handle_websocket_upgrade(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            # From then on another protocol would learn that the connection is lost, and the request go on.
+            self._refuse(400, "an upgrade must wait for the answers to the requests before it")
+            return
         target = self.config.ports.target(self.url)
         if target is None:
             super().handle_websocket_upgrade()

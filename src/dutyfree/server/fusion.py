@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import binascii
+import errno
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from time import perf_counter
@@ -13,10 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dutyfree.contract import Limits, Observation
-from dutyfree.contract.errors import ActionError, DutyfreeError, ExecError
+from dutyfree.contract.errors import ActionError, DutyfreeError, ExecError, file_error
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.server import json_form
-from dutyfree.server.bodies import LARGEST_REQUEST
 from dutyfree.server.disconnects import while_connected
 from dutyfree.server.handlers import DirectCall
 from dutyfree.server.handlers.creation import admitted, demand_of
@@ -24,6 +24,9 @@ from dutyfree.server.json_form import json_response
 from dutyfree.server.service import Service
 
 Status = Literal["Success", "Failed", "SandboxError"]
+
+MOST_FETCHED = 64 << 20
+"""Bytes of all files that an answer has."""
 
 
 class Language(NamedTuple):
@@ -140,11 +143,18 @@ async def _step(
 
 
 async def _fetched(sandbox: NativeSandbox, paths: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for path in paths:
+    """The files that the program wrote, in base64. Raises FileError if they are too large together."""
+    found: dict[str, str] = {}
+    left = MOST_FETCHED
+    for path in dict.fromkeys(paths):
         try:
-            data = await sandbox.read(path, largest=LARGEST_REQUEST)
-        except ActionError:
+            data = await sandbox.read(path, largest=left)
+        except ActionError as error:
+            if error.kind == "too_large":
+                raise
             continue  # the program did not write it
+        left -= len(data)
+        if left < 0:  # a small one comes whatever its bound is
+            raise file_error(errno.EFBIG, path)
         found[path] = binascii.b2a_base64(data, newline=False).decode()
     return found

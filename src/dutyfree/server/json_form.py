@@ -9,8 +9,12 @@ import msgspec
 from starlette.responses import Response
 
 from dutyfree.contract.errors import ArgumentError
+from dutyfree.wire.arguments import ARGUMENTS_MAX
 
 T = TypeVar("T")
+
+VALUES_MAX = 2 << 20
+"""Values of a large JSON text: each takes up to a hundred bytes of memory."""
 
 _BYTES = ("stdin", "data", "old", "new")
 """The fields of requests that are bytes."""
@@ -43,10 +47,19 @@ def _texts(value: Any) -> Any:
 
 def decode(body: bytes, kind: type[T]) -> T:
     """A value from JSON. Raises msgspec.MsgspecError."""
+    if len(body) > ARGUMENTS_MAX and _most_values(body) > VALUES_MAX:
+        raise msgspec.ValidationError(
+            f"more than {VALUES_MAX} values, or as many commas and brackets in texts: send these as base64"
+        )
     try:
         return msgspec.json.decode(body, type=kind)
     except RecursionError as error:
         raise msgspec.ValidationError("the values are nested too deeply") from error
+
+
+def _most_values(body: bytes) -> int:
+    """The most values that a JSON text can have: each but the first follows a comma or a bracket."""
+    return 1 + sum(body.count(mark) for mark in (b",", b"[", b"{"))
 
 
 def load(body: bytes, kind: type[T]) -> T:

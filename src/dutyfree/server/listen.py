@@ -157,7 +157,7 @@ async def serving(
         return found or scope.get(TENANT)
 
     config = GuardedConfig(
-        bounded(routes.app(), passes_on, budget, tenant_of),
+        bounded(routes.app(), passes_on, budget or service.quotas.bytes, tenant_of),
         connections or ConnectionLimits(),
         routes.ports,
         log_config=None,

@@ -52,6 +52,9 @@ _HARMFUL = (
     "service-worker-allowed",
     "proxy-authenticate",
     "www-authenticate",
+    "nel",
+    "report-to",
+    "reporting-endpoints",
 )
 """Headers by which an answer could act on the whole origin, which is this server's."""
 _SAFE = (
@@ -106,14 +109,9 @@ class PortRoutes:
             raise Refused(403, "forbidden", "a page of a sandbox cannot have a service worker")
         tenant = await self._access.tenant(connection, page_of_sandbox=True)
         held = self._service.sandboxes.get(tenant, target.sandbox)
-        calls = self._service.quotas.calls
-        calls[tenant] += 1
-        try:
-            self._service.quotas.check_call(tenant)
+        with self._service.quotas.call(tenant):
             async with await held.sandbox.connect(target.port) as inner:
                 yield inner
-        finally:
-            calls[tenant] -= 1
 
     # --- HTTP -------------------------------------------------------------------------------------------
 

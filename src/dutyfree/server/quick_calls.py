@@ -22,7 +22,7 @@ from dutyfree.contract.arguments import Unrunnable
 from dutyfree.contract.errors import DispatchError, DutyfreeError, verdict
 from dutyfree.engine.sandbox.request import Request
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
-from dutyfree.server.bodies import LARGEST_REQUEST
+from dutyfree.server.bodies import LARGE, LARGEST_REQUEST
 from dutyfree.server.call_events import label_of, outcome_of
 from dutyfree.server.observed import Origin
 from dutyfree.server.sandboxes import Held
@@ -33,9 +33,6 @@ from dutyfree.wire.frames import Call, Kind
 
 if TYPE_CHECKING:
     from dutyfree.server.channel import Channel
-
-LARGE = 64 << 10
-"""Bytes of arguments and answers from which on they count as memory that the tenant uses."""
 
 SPIN = 100e-6
 """Seconds in which the answer to a call that is alone is looked for, before the server sleeps."""

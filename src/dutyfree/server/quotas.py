@@ -17,7 +17,7 @@ class QuotaLimits(msgspec.Struct, frozen=True):
 
     channels: int = 256
     calls: int = 16384
-    """Calls on all its channels that run or wait."""
+    """Calls that run or wait, on all its channels and over HTTP."""
 
 
 class Quotas:
@@ -26,7 +26,7 @@ class Quotas:
     def __init__(self, limits: QuotaLimits | None = None, held: ByteBudget | None = None) -> None:
         self.limits = limits or QuotaLimits()
         self.bytes = held or default_budget()
-        """Arguments and answers of calls, if they are large."""
+        """Bodies and large arguments, and answers that are large or wait until the client reads."""
         self.calls: Counter[str] = Counter()
         self._channels: Counter[str] = Counter()
 
@@ -44,6 +44,16 @@ class Quotas:
             yield
         finally:
             self._channels[tenant] -= 1
+
+    @contextmanager
+    def call(self, tenant: str) -> Iterator[None]:
+        """Count a call that has no other counter. Raises Exhausted."""
+        self.calls[tenant] += 1
+        try:
+            self.check_call(tenant)
+            yield
+        finally:
+            self.calls[tenant] -= 1
 
     def has_room(self, tenant: str) -> bool:
         """Whether the tenant may have one more call."""

@@ -129,12 +129,17 @@ class _Request:
     """A creation with an idempotency key: those who ask with the same key wait for the same one."""
 
     def __init__(
-        self, key: tuple[str, str], fingerprint: bytes, task: asyncio.Task[list[Held]] | None
+        self,
+        key: tuple[str, str],
+        fingerprint: bytes,
+        task: asyncio.Task[list[Held]] | None,
+        creation: Creation | None,
     ) -> None:
-        """``task`` is None for sandboxes that ended before the server was started."""
+        """``task`` and ``creation`` are None for sandboxes that have ended."""
         self.key = key
         self.fingerprint = fingerprint
         self.task = task
+        self.creation = creation
         self.waiters = 0
 
 
@@ -204,7 +209,7 @@ class Sandboxes:
         if request is None:
             creation = Creation(create, (tenant, key), fingerprint)
             task = asyncio.create_task(self._create(tenant, creation, labels, lease, demand))
-            request = self._requests[tenant, key] = _Request((tenant, key), fingerprint, task)
+            request = self._requests[tenant, key] = _Request((tenant, key), fingerprint, task, creation)
             task.add_done_callback(lambda done: self._answered(tenant, key, done))
         request.waiters += 1
         try:
@@ -213,21 +218,20 @@ class Sandboxes:
                 raise LeaseEnded(f"the lease {key[:80]!r} has ended", remedy="use a new key for a new lease")
             return members
         except asyncio.CancelledError:
-            if request.waiters == 1:  # no one else wants them
-                await self._abandon(request)
+            if request.waiters == 1 and request.task is not None:  # no one else wants them
+                await self._abandon(request.key, request.task)
             raise
         finally:
             request.waiters -= 1
 
-    async def _abandon(self, request: _Request) -> None:
+    async def _abandon(self, key: tuple[str, str], task: asyncio.Task[list[Held]]) -> None:
         """Stop a creation, or end the sandboxes that it has made."""
-        self._requests.pop(request.key, None)  # who asks from now on gets a creation of its own
-        assert request.task is not None
+        self._requests.pop(key, None)  # who asks from now on gets a creation of its own
         with anyio.CancelScope(shield=True):
-            request.task.cancel()
-            await asyncio.wait([request.task])
-            if not request.task.cancelled() and request.task.exception() is None:
-                for held in request.task.result():
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled() and task.exception() is None:
+                for held in task.result():
                     await self._release_quietly(held)
 
     def _answered(self, tenant: str, key: str, done: asyncio.Task[list[Held]]) -> None:
@@ -252,11 +256,15 @@ class Sandboxes:
             creation.members.extend(members)
             for held in members:
                 await self.save(held)
-        except asyncio.CancelledError:
-            await creation.end()
+        except BaseException:  # also a full disk: without a record, no one would end them
+            with contextlib.suppress(DutyfreeError):
+                await creation.end()
             raise
         for held in members:
             self._add(held, "created")
+        if not members:  # a fork of no copies: nothing will be released
+            self._remember(creation)
+            await creation.end()
         return creation.members
 
     def _add(self, held: Held, event: str) -> None:
@@ -327,8 +335,10 @@ class Sandboxes:
             self._add(held, "adopted")
         if not creation.members:
             await creation.end()
-        self._requests[request] = _Request(
-            request, rows[0].fingerprint, asyncio.create_task(_members(creation)) if found else None
+        self._requests[request] = (
+            _Request(request, rows[0].fingerprint, asyncio.create_task(_members(creation)), creation)
+            if found
+            else _Request(request, rows[0].fingerprint, None, None)
         )
 
     # --- Leases -----------------------------------------------------------------------------------------
@@ -378,10 +388,23 @@ class Sandboxes:
         self.on_change("released", held)
         creation = held.creation
         if all(member.released for member in creation.members):
-            asyncio.get_running_loop().call_later(REMEMBERED, self._requests.pop, creation.request, None)
+            self._remember(creation)
             await creation.end()
         else:
             await held.sandbox.end_processes()
+
+    def _remember(self, creation: Creation) -> None:
+        """Know the key of an ended creation for a while, and keep no sandbox of it."""
+        request = self._requests.get(creation.request)
+        if request is not None and request.creation is creation:
+            request.creation = None
+            if creation.members:
+                request.task = None
+            asyncio.get_running_loop().call_later(REMEMBERED, self._forget, request)
+
+    def _forget(self, request: _Request) -> None:
+        if self._requests.get(request.key) is request:
+            del self._requests[request.key]
 
     async def leave(self) -> None:
         """Wait until all records are written, so that another server can go on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import anyio.to_thread
 import msgspec
 
 from dutyfree import paths
-from dutyfree.contract import Recipe
+from dutyfree.contract import NetworkPolicy, Recipe
 from dutyfree.contract.errors import RecipeError
 from dutyfree.engine.exchange.distribution import Distribution
 from dutyfree.engine.layers.kept_state import KeptSnapshot
@@ -87,10 +88,11 @@ class Service:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)  # noqa: ASYNC240 (before it serves)
         with contextlib.ExitStack() as stack:
             tokens = stack.enter_context(Tokens(state / DATABASE))
-            if tokens.exist():  # stages are commands of tenants, too
-                options = {"stage_network": tenant_rules.stage_network(), **options}
             _, config = registry.configure("native", options)
             assert isinstance(config, NativeConfig)
+            if "stage_network" not in options:  # also without tokens: the first one may come at any time
+                network = tenant_rules.without_host(config.walls, networked=os.geteuid() == 0)
+                config = msgspec.structs.replace(config, stage_network=network)
             records = None
             if keep:
                 records = stack.enter_context(SandboxRecords(state / "sandboxes.sqlite", REMEMBERED))
@@ -122,6 +124,11 @@ class Service:
     def networked(self) -> bool:
         """Whether sandboxes have networks of their own."""
         return self.native.node.factory.networked
+
+    @property
+    def open_network(self) -> NetworkPolicy:
+        """The network of sandboxes whose client leaves it open."""
+        return tenant_rules.without_host(self.native.node.isolation, networked=self.networked)
 
     async def facts(self) -> dict[str, str]:
         """Facts about the engine. To find them takes a sandbox, so they are looked up once."""

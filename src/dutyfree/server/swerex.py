@@ -9,12 +9,15 @@ import asyncio
 import contextlib
 import io
 import posixpath
+import secrets
 import zipfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+import zlib
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
+import anyio.to_thread
 import msgspec
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
@@ -35,6 +38,12 @@ from dutyfree.wire import calls
 
 LEASE = 3600.0
 ERRORS = "swerex.exceptions"
+MOST_MEMBERS = 100_000
+"""Members of an archive."""
+_MEMBER = b"PK\x01\x02"
+"""Begins the entry of each member in the directory of an archive."""
+_COMPRESSION = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""What can be unpacked within a bound of memory."""
 
 
 class SwerexError(Exception):
@@ -153,8 +162,10 @@ class SwerexRoutes:
     def _guarded(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
             try:
-                runtime = await self._runtime(await self._access.tenant(request), request.path_params["name"])
-                return json_response(await endpoint(self, request, runtime))
+                tenant = await self._access.tenant(request)
+                with self._service.quotas.call(tenant):
+                    runtime = await self._runtime(tenant, request.path_params["name"])
+                    return json_response(await endpoint(self, request, runtime))
             except Refused as error:
                 return json_response({"detail": str(error)}, error.status)
             except SwerexError as error:
@@ -170,7 +181,7 @@ class SwerexRoutes:
         async with self._creating.setdefault((tenant, name), asyncio.Lock()):  # no one waits for another's
             runtime = self._runtimes.get((tenant, name))
             if runtime is None or runtime.held.released:
-                call = calls.Create(key=f"swerex {name} {id(runtime)}", labels={"swerex": name}, lease=LEASE)
+                call = calls.Create(key=secrets.token_hex(16), labels={"swerex": name}, lease=LEASE)
                 (made,) = await HANDLERS["create"](DirectCall(self._service, tenant), call)
                 self._runtimes = {key: one for key, one in self._runtimes.items() if not one.held.released}
                 runtime = Runtime(self._service.sandboxes.get(tenant, made.id))
@@ -280,9 +291,23 @@ class SwerexRoutes:
             if str(form.get("unzip", "")).lower() != "true":
                 await runtime.held.sandbox.write(target, data)
                 return {}
-        async for path, content, mode in _members(data):
-            await runtime.held.sandbox.write(posixpath.join(target, path), content, mode=mode)
+        await self._unpack(runtime, data, target)
         return {}
+
+    async def _unpack(self, runtime: Runtime, data: bytes, target: str) -> None:
+        """Write the members of an archive, one after the other. Raises SwerexError, Exhausted."""
+        sandbox, budget = runtime.held.sandbox, self._service.quotas.bytes
+        try:
+            with contextlib.closing(await anyio.to_thread.run_sync(_archive, data)) as archive:
+                for member in archive.infolist():
+                    if member.is_dir():
+                        continue
+                    path, mode = posixpath.join(target, member.filename), member.external_attr >> 16 & 0o777
+                    with budget.held(runtime.held.tenant, member.file_size):
+                        content = await anyio.to_thread.run_sync(_content, archive, member)
+                        await sandbox.write(path, content, mode=mode or 0o644)
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+            raise SwerexError(f"{ERRORS}.SwerexException", f"the archive is not valid: {error}") from error
 
     async def close(self, _request: Request, runtime: Runtime) -> dict[str, Any]:
         async with AsyncExitStack() as stack:
@@ -293,21 +318,27 @@ class SwerexRoutes:
         return {}
 
 
-async def _members(data: bytes) -> AsyncIterator[tuple[str, bytes, int]]:
-    """Path, content and mode of each file of an archive. Raises SwerexError."""
-    try:
-        with contextlib.closing(zipfile.ZipFile(io.BytesIO(data))) as archive:
-            members = archive.infolist()
-            if sum(member.file_size for member in members) > LARGEST_REQUEST:
-                raise SwerexError(
-                    f"{ERRORS}.SwerexException", f"the archive has more than {LARGEST_REQUEST} bytes unpacked"
-                )
-            for member in members:
-                if not member.is_dir():
-                    mode = member.external_attr >> 16 & 0o777
-                    yield member.filename, archive.read(member), mode or 0o644
-    except zipfile.BadZipFile as error:
-        raise SwerexError(f"{ERRORS}.SwerexException", str(error)) from error
+def _archive(data: bytes) -> zipfile.ZipFile:
+    """A zip archive whose members can be unpacked. Raises SwerexError, BadZipFile."""
+    if data.count(_MEMBER) > MOST_MEMBERS:  # before each becomes an object
+        raise SwerexError(f"{ERRORS}.SwerexException", f"the archive has more than {MOST_MEMBERS} members")
+    archive = zipfile.ZipFile(io.BytesIO(data))
+    members = archive.infolist()
+    if sum(member.file_size for member in members) > LARGEST_REQUEST:
+        raise SwerexError(
+            f"{ERRORS}.SwerexException", f"the archive has more than {LARGEST_REQUEST} bytes unpacked"
+        )
+    if any(member.compress_type not in _COMPRESSION or member.flag_bits & 1 for member in members):
+        raise SwerexError(
+            f"{ERRORS}.SwerexException", "the archive is encrypted, or has another compression than deflate"
+        )
+    return archive
+
+
+def _content(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    """What a member unpacks to, which is no more than it says: its size may be a lie. Raises BadZipFile."""
+    with archive.open(member) as file:
+        return file.read(member.file_size + 1)
 
 
 async def _body(request: Request, kind: Any) -> Any:

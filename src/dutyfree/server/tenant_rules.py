@@ -1,13 +1,14 @@
 """What a tenant may ask of the engine: the engine itself trusts its caller, and would do all of it.
 
 The tenant ``local`` is whoever may connect without a token: users of this machine, who reach its loopback
-anyway. The rules about the network and the registries are for the others.
+anyway. So they may open it to a sandbox too, if they say so: by ``"on"`` in a call of ours, or by the entry
+``host``. What a sandbox gets from the server, unasked, never has it (``without_host``): code in it would use
+a server without tokens as its user does. The rules about registries are for the other tenants.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 from collections.abc import Mapping
 
@@ -16,6 +17,7 @@ import msgspec
 from dutyfree.contract import Limits, NetworkPolicy
 from dutyfree.contract.errors import CreateError, LimitError, RecipeError, UsageError
 from dutyfree.engine.images import reference
+from dutyfree.engine.launcher.isolation import Isolation
 
 LOCAL = "local"
 """The tenant of callers without a token, which only the loopback and a Unix socket let in."""
@@ -107,9 +109,14 @@ def allowed_network(tenant: str, policy: NetworkPolicy, *, networked: bool) -> N
     return policy
 
 
-def stage_network() -> NetworkPolicy:
-    """What stages of tenants reach. Without root, only all or nothing can be enforced."""
-    return NETWORK_WITHOUT_HOST if os.geteuid() == 0 else "off"
+def without_host(isolation: Isolation, *, networked: bool) -> NetworkPolicy:
+    """The network of stages, and of sandboxes whose client leaves it open. It has no loopback of the host.
+
+    ``networked``: whether sandboxes have networks of their own. If not, only all or nothing can be enforced.
+    """
+    if isolation.shares_network:  # whatever the policy says
+        return "on"
+    return NETWORK_WITHOUT_HOST if networked else "off"
 
 
 def check_labels(labels: Mapping[str, str]) -> None:

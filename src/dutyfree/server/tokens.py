@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import secrets
 import sqlite3
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import anyio.to_thread
 import msgspec
 
 from dutyfree.contract.errors import UsageError
@@ -59,6 +60,8 @@ class Tokens:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "dutyfree-tokens")
+        """Of its own, so that what other requests do in threads lets no client wait to be known."""
         self._known: dict[bytes, tuple[str, float]] = {}
         self._limits: dict[str, TenantLimits] = {}
         self._looked = 0.0
@@ -77,7 +80,9 @@ class Tokens:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._database.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            self._database.close()
 
     def create(self, tenant: str, secret: str = "") -> str:
         """A new token for a tenant, or the given one of another server; it cannot be shown again.
@@ -129,7 +134,7 @@ class Tokens:
         now = time.monotonic()
         if not self._exist and now > self._looked + FRESH:
             self._looked = now
-            self._exist = await anyio.to_thread.run_sync(self.exist)
+            self._exist = await asyncio.get_running_loop().run_in_executor(self._thread, self.exist)
         return self._exist
 
     async def tenant(self, secret: str) -> str | None:
@@ -138,7 +143,7 @@ class Tokens:
         known = self._known.get(digest)
         if known is not None and known[1] > now:
             return known[0]
-        tenant = await anyio.to_thread.run_sync(self._look_up, digest)
+        tenant = await asyncio.get_running_loop().run_in_executor(self._thread, self._look_up, digest)
         if tenant is None:
             self._known.pop(digest, None)
         else:

@@ -27,8 +27,12 @@ def encode(value: object) -> bytes:
         return _encode(_escaped(msgspec.to_builtins(value, builtin_types=(bytes,))))
 
 
-def decode(data: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
-    """Decode and validate. Raises msgspec.ValidationError or msgspec.DecodeError."""
+def decode(data: bytes | memoryview | msgspec.Raw, kind: type[T], *, plain: bool = True) -> T:
+    """Decode and validate. Raises msgspec.ValidationError or msgspec.DecodeError.
+
+    ``plain``: what does not fit its type is decoded again without one, since a text may have surrogates. That
+    can take a hundred times as much memory as the message has bytes.
+    """
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
@@ -37,8 +41,10 @@ def decode(data: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
     except RecursionError as error:
         raise msgspec.ValidationError("the values are nested too deeply") from error
     except msgspec.ValidationError:
-        plain = msgspec.msgpack.decode(data, ext_hook=_unescaped)
-        return msgspec.convert(plain, kind, builtin_types=(bytes,))
+        if not plain:
+            raise
+        untyped = msgspec.msgpack.decode(data, ext_hook=_unescaped)
+        return msgspec.convert(untyped, kind, builtin_types=(bytes,))
     return found
 
 

@@ -6,6 +6,8 @@ import asyncio
 import errno
 import os
 import signal
+import socket
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,13 @@ import pytest
 from dutyfree import Edit, Exec, Limits, List, Read, Search, Write
 from dutyfree.contract import Observation, Substrate, errors
 from dutyfree.contract.abilities import Terminal
-from dutyfree.engine.launcher.client import Launcher, Reply
+from dutyfree.engine.launcher.client import BINARY, Launcher, Reply
 from dutyfree.engine.launcher.protocol import Request
 from dutyfree.engine.launcher.timeouts import Timeouts
+from dutyfree.engine.layers.command_defaults import command_defaults
 from dutyfree.engine.sandbox import watch
+from dutyfree.engine.sandbox.guest import Guest
+from dutyfree.engine.sandbox.init_sandbox import InitSandbox
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.substrates.native import Native, NativeConfig
 from tests.awaiting import appeared, enter, together
@@ -397,6 +402,83 @@ async def test_a_terminal_that_cannot_be_opened(native: Native) -> None:
         script = "import fcntl; fcntl.ioctl(0, 0x5412, b'x')"
         async with sandbox.terminal(["python3", "-c", script]) as held:
             assert (await held.wait()).exit_code == 1
+
+
+# --- Behind a byte stream ----------------------------------------------------------------------------
+
+
+class NoControl:
+    """Of an init that ends with its stream, and is never paused."""
+
+    freezer = True
+
+    async def freeze(self) -> None: ...
+
+    async def thaw(self) -> None: ...
+
+    async def destroy(self) -> None: ...
+
+    async def responds(self) -> bool:
+        return True
+
+    def give_up(self) -> None: ...
+
+
+@pytest.fixture
+async def streamed(tmp_path: Path) -> AsyncIterator[InitSandbox]:
+    """An init as those of containers, with the files of this machine; it runs in ``tmp_path``."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        words = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", str(BINARY), "guest")
+        stream = theirs.fileno()
+        process = await asyncio.create_subprocess_exec(*words, stdin=stream, stdout=stream, cwd=tmp_path)
+
+    async def explain() -> Exception:
+        return errors.ExecError(f"init ended with code {await process.wait()}")
+
+    guest = Guest("streamed", ours, NoControl(), explain=explain)
+    try:
+        await guest.wait_ready()
+        yield guest.sandbox(command_defaults(), Limits())
+    finally:
+        guest.close()
+        await process.wait()
+
+
+@pytest.mark.native
+@pytest.mark.root("only root can make a pid namespace here")
+async def test_large_contents_in_a_batch_behind_a_stream(streamed: InitSandbox) -> None:
+    """The owner waits until init has taken the input, also before the last action."""
+    large = os.urandom(6 << 20)
+    with anyio.fail_after(60):
+        results = await streamed.batch(
+            [Write("file", large), Exec("cat > copy", stdin=large), Read("file"), Read("copy")]
+        )
+    assert len(results) == 4
+    assert results[2] == results[3] == large
+
+
+async def _reads_within_limits(sandbox: InitSandbox) -> None:
+    for size, largest in ((100, 99), (300_000, 299_999), (5 << 20, 1 << 20)):
+        content = os.urandom(size)
+        await sandbox.write("file", content)
+        assert await sandbox.read("file", largest=size) == content
+        for _ in range(2):
+            with pytest.raises(errors.ActionError) as refused:
+                await sandbox.read("file", largest=largest)
+            assert refused.value.kind == "too_large"
+    assert (await sandbox.exec("echo usable")).stdout == b"usable\n"
+
+
+async def test_reads_within_limits(native: Native) -> None:
+    async with native.sandbox() as sandbox:
+        await _reads_within_limits(sandbox)
+
+
+@pytest.mark.native
+@pytest.mark.root("only root can make a pid namespace here")
+async def test_reads_within_limits_behind_a_stream(streamed: InitSandbox) -> None:
+    await _reads_within_limits(streamed)
 
 
 # --- Pauses ------------------------------------------------------------------------------------------

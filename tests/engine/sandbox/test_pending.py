@@ -12,10 +12,11 @@ import pytest
 
 from dutyfree import errors
 from dutyfree.contract import Substrate
-from dutyfree.contract.errors import DutyfreeError, ExecError
+from dutyfree.contract.errors import DispatchError, DutyfreeError, ExecError
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import Frame
 from dutyfree.engine.sandbox.channel import Channel
+from dutyfree.engine.sandbox.lifecycle import Lifecycle
 from tests.awaiting import together
 from tests.engine import virtual
 
@@ -108,6 +109,70 @@ def test_an_init_that_answers_everything_else_is_given_up_too() -> None:
                 with pytest.raises(ExecError, match="stopped answering"):
                     await running.ended
             assert destroyed == ["test"]
+
+    virtual.run(main)
+
+
+class SlowControl:
+    """Takes a second to freeze a sandbox, and another one to thaw it."""
+
+    freezer = True
+
+    def __init__(self) -> None:
+        self.frozen = False
+        self.fails = False
+
+    async def freeze(self) -> None:
+        self.frozen = True
+        await anyio.sleep(1)
+
+    async def thaw(self) -> None:
+        await anyio.sleep(1)
+        if self.fails:
+            raise ExecError("it does not thaw")
+        self.frozen = False
+
+    async def destroy(self) -> None:
+        pass
+
+
+def test_a_cancelled_pause_or_resume_leaves_nothing_frozen() -> None:
+    async def main() -> None:
+        with connected() as (owner, _, _):
+            control = SlowControl()
+            lifecycle = Lifecycle("test", owner, control)
+
+            def states() -> tuple[bool, bool, bool]:
+                return control.frozen, owner.frozen, lifecycle.paused
+
+            with anyio.move_on_after(0.5):
+                await lifecycle.pause()
+            assert states() == (False, False, False)
+            await lifecycle.pause()
+            assert states() == (True, True, True)
+            with anyio.move_on_after(0.5):
+                await lifecycle.resume()
+            assert states() == (False, False, False)
+
+    virtual.run(main)
+
+
+def test_a_resumption_that_fails_can_be_repeated() -> None:
+    async def main() -> None:
+        with connected() as (owner, _, _):
+            control = SlowControl()
+            lifecycle = Lifecycle("test", owner, control)
+            await lifecycle.pause()
+            control.fails = True
+            with pytest.raises(ExecError, match="does not thaw"):
+                await lifecycle.resume()
+            assert lifecycle.paused
+            with pytest.raises(DispatchError, match="is paused"):
+                lifecycle.channel()
+            control.fails = False
+            await lifecycle.resume()
+            assert lifecycle.channel() is owner
+            assert not owner.frozen
 
     virtual.run(main)
 

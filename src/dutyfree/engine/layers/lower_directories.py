@@ -42,6 +42,8 @@ class LowerDirectories(NamedTuple):
     """How commands run if the caller says nothing else. The recipe's variables are included."""
     key: str
     """Names these files for ever, except for ``/etc/hosts`` and the like. "" if they can change."""
+    directory: Path
+    """What a caller makes of these layers can be kept here; it goes when they are closed."""
 
 
 @dataclass
@@ -90,7 +92,8 @@ class DirectoryLayers:
         finally:
             layers.release(state.trees)
         try:
-            yield LowerDirectories(chain.paths, state.defaults.with_recipe(recipe), _key(state))
+            defaults = state.defaults.with_recipe(recipe)
+            yield LowerDirectories(chain.paths, defaults, _key(state), chain.directory)
         finally:
             chain.users -= 1
             with anyio.CancelScope(shield=True):

@@ -39,6 +39,7 @@ from dutyfree.engine.sandbox.pending import (
     PendingCommand,
     PendingOperation,
     PendingRequests,
+    ReadBudget,
     rejection,
 )
 
@@ -115,7 +116,7 @@ class Channel(PendingRequests):
         # The number, because the event loop would format a description of a socket each time.
         self._descriptor = connected.fileno()
         self._loop.add_reader(self._descriptor, self._receive)
-        self._writer = FrameWriter(connected, self._send_all_credit, self._refused)
+        self._writer = FrameWriter(connected, self._drained, self._refused)
         self._send = self._writer.send
         fork_guard.bind(self)
 
@@ -233,21 +234,29 @@ class Channel(PendingRequests):
         waiting.room += size
         self.tell(Frame.CREDIT, identity, protocol.NUMBER.pack(size))
 
-    def _send_all_credit(self) -> None:
+    def _drained(self) -> None:
+        """Init reads again: send the credit that waited for that."""
         for identity, waiting in self._waiting.items():
             if waiting.owed:
                 self._send_credit(identity, waiting)
 
+    def _operation(self, kind: Frame, payload: bytes, budget: ReadBudget | None = None) -> PendingOperation:
+        room = self._reply_limit(kind, payload)
+        return PendingOperation(self._loop, room, kind == Frame.READ, budget)
+
     async def ask(
-        self, kind: Frame, payload: bytes, descriptor: int | None = None, timeout: float | None = None
+        self,
+        kind: Frame,
+        payload: bytes,
+        descriptor: int | None = None,
+        timeout: float | None = None,
+        budget: ReadBudget | None = None,
     ) -> PendingOperation:
-        """Send a request and wait for the answer; ``done`` has the errno. Raises DispatchError, ExecError."""
-        identity, answer = self._post(
-            kind,
-            payload,
-            descriptor,
-            PendingOperation(self._loop, self._reply_limit(kind, payload), kind == Frame.READ),
-        )
+        """Send a request and wait for the answer; ``done`` has the errno. Raises DispatchError, ExecError.
+
+        An answer with more data than ``budget`` allows becomes EFBIG.
+        """
+        identity, answer = self._post(kind, payload, descriptor, self._operation(kind, payload, budget))
         if timeout is not None:
             self.expect(answer, timeout)
         try:
@@ -259,10 +268,11 @@ class Channel(PendingRequests):
             raise
         return answer
 
-    def request(self, kind: Frame, payload: bytes) -> tuple[int, PendingOperation]:
-        """Send a request, for one who does not wait in a task. Raises DispatchError."""
-        room = self._reply_limit(kind, payload)
-        return self._post(kind, payload, None, PendingOperation(self._loop, room, kind == Frame.READ))
+    def request(
+        self, kind: Frame, payload: bytes, budget: ReadBudget | None = None
+    ) -> tuple[int, PendingOperation]:
+        """Send a request as ``ask`` does, for one who does not wait in a task. Raises DispatchError."""
+        return self._post(kind, payload, None, self._operation(kind, payload, budget))
 
     def begin(
         self, kind: Frame, payload: bytes, on_output: Callable[[bytes], None]
@@ -273,7 +283,10 @@ class Channel(PendingRequests):
         return self._post(kind, payload, None, answer)
 
     def post_all(self, frames: Sequence[tuple[Frame, bytes, int | None, int]]) -> list[tuple[int, Pending]]:
-        """Send several requests at once (kind, payload, descriptor, flags). Raises DispatchError."""
+        """Send several requests at once (kind, payload, descriptor, flags). Raises DispatchError.
+
+        All files that they read have READ_MAX bytes at most, as for one.
+        """
         largest = max((len(payload) for _, payload, _, _ in frames), default=0)
         if self._closed is not None or largest > protocol.FRAME_MAX:
             for _, _, descriptor, _ in frames:
@@ -284,13 +297,13 @@ class Channel(PendingRequests):
         posted: list[tuple[int, Pending]] = []
         parts: list[bytes] = []
         attached: int | None = None
+        budget = ReadBudget(protocol.READ_MAX)
         for kind, payload, descriptor, flags in frames:
             identity = next(self._identities) & 0xFFFFFFFF
-            room = protocol.reply_limit(kind, payload)
             waiting = (
-                PendingCommand(self._loop, room)
+                PendingCommand(self._loop, self._reply_limit(kind, payload))
                 if kind == Frame.EXEC
-                else PendingOperation(self._loop, room, kind == Frame.READ)
+                else self._operation(kind, payload, budget if kind == Frame.READ else None)
             )
             self._waiting[identity] = waiting
             posted.append((identity, waiting))
@@ -466,9 +479,13 @@ class Channel(PendingRequests):
     def _add_data(self, waiting: PendingOperation, identity: int, payload: bytes) -> None:
         if waiting.on_output is not None:
             waiting.on_output(payload)
-        else:
-            waiting.data.append(payload)
+            return
+        was_too_large = waiting.too_large
+        waiting.add(payload)
+        if not waiting.too_large:
             self.tell(Frame.CREDIT, identity, protocol.NUMBER.pack(len(payload) + protocol.FRAME_COST))
+        elif not was_too_large:
+            self.kill(identity)
 
     def _done(self, waiting: Pending, flags: int, identity: int, payload: bytes) -> None:
         descriptor = self._arrived.popleft() if flags & protocol.WITH_FD and self._arrived else None
@@ -480,8 +497,8 @@ class Channel(PendingRequests):
         self._forget(identity)
         if isinstance(waiting, PendingOperation) and not waiting.done.cancelled():
             waiting.descriptor = descriptor
-            waiting.data.append(payload[protocol.ERROR.size :])
-            waiting.done.set_result(error)
+            waiting.add(payload[protocol.ERROR.size :])
+            waiting.done.set_result(errno.EFBIG if waiting.too_large else error)
             if waiting.on_answer is not None:
                 waiting.on_answer()
             return

@@ -22,7 +22,7 @@ from dutyfree.engine.launcher.protocol import Frame
 from dutyfree.engine.sandbox import contents, search, watch
 from dutyfree.engine.sandbox.lifecycle import Lifecycle
 from dutyfree.engine.sandbox.observation import REASON_MAX, check, entries
-from dutyfree.engine.sandbox.pending import PendingOperation
+from dutyfree.engine.sandbox.pending import PendingOperation, ReadBudget
 from dutyfree.engine.sandbox.request import Request
 
 _PATH_MAX = 1 << 16  # more than the kernel accepts
@@ -45,7 +45,8 @@ class SandboxFiles:
         return (encoded or b".") + b"\0"
 
     async def read(self, path: str, largest: int = contents.LARGEST) -> bytes:
-        answer = await self._lifecycle.channel().ask(Frame.READ, self.encode_path(path))
+        channel = self._lifecycle.channel()
+        answer = await channel.ask(Frame.READ, self.encode_path(path), budget=ReadBudget(largest))
         if answer.descriptor is None and not answer.done.result() and len(answer.data) == 1:
             return answer.data[0]
         return await read_result(answer, path, largest)
@@ -53,7 +54,7 @@ class SandboxFiles:
     def begin_read(self, path: str, largest: int = contents.LARGEST) -> Request[bytes]:
         """Send the request to read a file. Raises ActionError, UsageError, DispatchError."""
         channel = self._lifecycle.channel()
-        identity, answer = channel.request(Frame.READ, self.encode_path(path))
+        identity, answer = channel.request(Frame.READ, self.encode_path(path), ReadBudget(largest))
 
         def content() -> bytes | Coroutine[Any, Any, bytes]:
             if answer.descriptor is None and not answer.done.result() and len(answer.data) == 1:

@@ -19,16 +19,27 @@ _CHUNK = 1 << 16
 
 
 class InputPump:
-    """Sends what a descriptor has as INPUT frames of one request, as far as init takes them."""
+    """Sends what a descriptor has as INPUT frames of one request, as far as init takes them.
 
-    def __init__(self, identity: int, descriptor: int, send: Callable[[bytes], None]) -> None:
-        """``descriptor`` is a file in memory, or the read end of a pipe. It is closed here."""
+    Init is not trusted: it may say that it took what it never read.
+    """
+
+    def __init__(
+        self, identity: int, descriptor: int, send: Callable[[bytes], None], can_send: Callable[[], bool]
+    ) -> None:
+        """``descriptor`` is a file in memory, or the read end of a pipe. It is closed here.
+
+        ``can_send`` says whether the stream takes frames now. If not, call ``go_on`` when it does.
+        """
         os.set_blocking(descriptor, False)
         self._loop = asyncio.get_running_loop()
         self._identity = identity
         self._descriptor = descriptor
         self._send = send
+        self._can_send = can_send
         self._room = protocol.INPUT_WINDOW
+        self._reports = 1
+        """How often init may still say what it took: twice for each frame, and once that nobody reads."""
         self._is_watched = False
 
     def read(self) -> bytes:
@@ -44,14 +55,22 @@ class InputPump:
                 data = b""
             frames.append(protocol.frame(Frame.INPUT, self._identity, data))
             self._room -= len(data)
+            self._reports += 2
             if not data:
                 self.close()
         self._watch(False)
         return b"".join(frames)
 
     def _readable(self) -> None:
-        if frames := self.read():
+        if not self._can_send():
+            self._watch(False)
+        elif frames := self.read():
             self._send(frames)
+
+    def go_on(self) -> None:
+        """Send what can be sent now: init took some, or the stream takes frames again."""
+        if not self._is_watched:
+            self._readable()
 
     def _watch(self, wanted: bool) -> None:
         if wanted != self._is_watched and self._descriptor >= 0:
@@ -62,14 +81,16 @@ class InputPump:
                 self._loop.remove_reader(self._descriptor)
 
     def taken(self, size: int) -> bool:
-        """Init took ``size`` bytes; 0 says that nobody reads any more. False if it never got that many."""
-        if size > protocol.INPUT_WINDOW - self._room:
+        """Init took ``size`` bytes; 0 says that nobody reads any more. False if that cannot be."""
+        self._reports -= 1
+        if self._reports < 0 or size > protocol.INPUT_WINDOW - self._room:
             return False
         self._room += size
         if size == 0:
+            self._reports = 0
             self.close()
-        elif not self._is_watched:
-            self._readable()
+        elif self._room >= _CHUNK:  # small reports would make small frames; init has more to report
+            self.go_on()
         return True
 
     def close(self) -> None:

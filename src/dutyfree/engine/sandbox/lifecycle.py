@@ -28,7 +28,8 @@ class SandboxControl(Protocol):
     async def freeze(self) -> None:
         """Raises ExecError, ActionTimeout."""
 
-    async def thaw(self) -> None: ...
+    async def thaw(self) -> None:
+        """Let all processes go on, within a bounded time: nothing can cancel it."""
 
     async def destroy(self) -> None:
         """End it, and wait until nothing is left. Raises CleanupError."""
@@ -63,7 +64,7 @@ class Lifecycle:
         """The channel to init. Raises SandboxClosed, and DispatchError while the sandbox is paused."""
         if self.closed:
             raise SandboxClosed(f"sandbox {self.name} is closed")
-        if self._paused_at is not None:
+        if self._paused_at is not None and not self._channel.closed:
             raise DispatchError(f"sandbox {self.name} is paused", remedy="resume it first")
         return self._channel
 
@@ -88,6 +89,7 @@ class Lifecycle:
     # --- Pause --------------------------------------------------------------------------------------
 
     async def pause(self) -> None:
+        """Stop all processes. If this fails or is cancelled, they go on."""
         async with self.lock:
             with self.launcher_request() as channel:
                 self._paused_at = perf_counter()
@@ -99,6 +101,7 @@ class Lifecycle:
                     raise
 
     async def resume(self) -> None:
+        """Continue all processes, also if this is cancelled. If it fails, the sandbox stays paused."""
         async with self.lock:
             await self._resume()
 
@@ -106,10 +109,10 @@ class Lifecycle:
         if self._paused_at is None or self.closed:
             self.channel()
             return
-        try:
-            await self.thaw(self._channel, self._paused_at)
-        finally:
-            self._paused_at = None
+        # If it fails, a later one must not postpone the deadlines by the same time again.
+        since, self._paused_at = self._paused_at, perf_counter()
+        await self.thaw(self._channel, since)
+        self._paused_at = None
 
     async def freeze(self, channel: Channel) -> None:
         """Stop all processes. If this fails, some may have stopped: call ``thaw`` then too."""
@@ -123,11 +126,11 @@ class Lifecycle:
         pause = int((perf_counter() - since) * 1e9)
         # Sent before the thaw, so that init moves its deadlines before it checks them.
         channel.tell(Frame.POSTPONE, 0, protocol.NANOSECONDS.pack(pause))
-        await self.handle.thaw()
-        if not self.handle.freezer:
-            with anyio.CancelScope(shield=True):
+        with anyio.CancelScope(shield=True):  # half of it would leave a frozen sandbox without deadlines
+            await self.handle.thaw()
+            channel.thaw_deadlines()  # init runs, so it must answer
+            if not self.handle.freezer:
                 await self.signal(channel, signal.SIGCONT)
-        channel.thaw_deadlines()
 
     async def signal(self, channel: Channel, number: signal.Signals) -> None:
         """Send a signal to all processes of the sandbox."""

@@ -81,10 +81,20 @@ class PendingCommand:
         return self.ended
 
 
+class ReadBudget:
+    """How many more bytes of files the owner takes. The reads of a batch share one."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+
 class PendingOperation:
     """A file operation, or another request that is not a command, without an answer yet."""
 
     __slots__ = (
+        "budget",
         "data",
         "descriptor",
         "done",
@@ -94,16 +104,27 @@ class PendingOperation:
         "overdue",
         "owed",
         "room",
+        "too_large",
         "with_file",
     )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, room: int, with_file: bool = False) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        room: int,
+        with_file: bool = False,
+        budget: ReadBudget | None = None,
+    ) -> None:
         self.room = room
         """Bytes that init may still send for it."""
         self.owed = 0
         """Credit that we have not sent yet, because init does not read."""
         self.with_file = with_file
         """Whether the answer may have a descriptor."""
+        self.budget = budget
+        """What bounds ``data``, besides ``room``."""
+        self.too_large = False
+        """Whether there was more data than the budget allows. Then none is kept."""
         self.data: list[bytes] = []
         self.descriptor: int | None = None
         self.done: asyncio.Future[int] = loop.create_future()
@@ -118,6 +139,19 @@ class PendingOperation:
     @property
     def future(self) -> asyncio.Future[Any]:
         return self.done
+
+    def add(self, data: bytes) -> None:
+        """Keep a part of the answer, as far as the budget allows."""
+        if self.too_large:
+            return
+        if self.budget is not None:
+            if len(data) > self.budget.left:
+                self.budget.left += sum(map(len, self.data))
+                self.data.clear()
+                self.too_large = True
+                return
+            self.budget.left -= len(data)
+        self.data.append(data)
 
 
 P = TypeVar("P", PendingCommand, PendingOperation)

@@ -101,8 +101,19 @@ class StreamChannel(Channel):
 
     def _pump(self, identity: int, descriptor: int) -> bytes:
         """Begin to send what the descriptor has. Returns the first frames."""
-        pump = self._pumps[identity] = InputPump(identity, descriptor, lambda data: self._send(data, None))
+        pump = self._pumps[identity] = InputPump(
+            identity, descriptor, lambda data: self._send(data, None), lambda: self._writer.ready
+        )
         return pump.read()
+
+    def _drained(self) -> None:
+        super()._drained()
+        for identity in list(self._pumps):
+            if not self._writer.ready:
+                break
+            # It goes to the end, so that the next turn begins with another one.
+            pump = self._pumps[identity] = self._pumps.pop(identity)
+            pump.go_on()
 
     # --- Answers -----------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ STATUS = {
     "unimplemented": 501,
     "unavailable": 502,
     "deadline_exceeded": 504,
+    "resource_exhausted": 429,
     "internal": 500,
 }
 
@@ -50,6 +51,8 @@ def rpc_error(error: DutyfreeError) -> RpcError:
     found = describe(error)
     if found.code == "sandbox_closed":
         return RpcError("unavailable", "The sandbox was not found")
+    if found.code == "exhausted":
+        return RpcError("resource_exhausted", error.message)
     if isinstance(error, FileError) and error.kind == "not_found":
         return RpcError("not_found", error.message)
     if isinstance(error, FileError) and error.kind == "exists":
@@ -87,18 +90,21 @@ async def streamed(request: Request) -> dict[str, Any]:
 
 async def messages(request: Request) -> AsyncIterator[dict[str, Any]]:
     """The messages of a call that sends a stream, as they come. Raises RpcError."""
-    kept = b""
+    kept = bytearray()
     async for data in request.stream():
         kept += data
-        while len(kept) >= ENVELOPE.size:
-            flags, size = ENVELOPE.unpack_from(kept)
+        at = 0
+        while len(kept) - at >= ENVELOPE.size:
+            flags, size = ENVELOPE.unpack_from(kept, at)
             if size > LARGEST_REQUEST or flags & COMPRESSED:
                 raise RpcError("unimplemented", "a message is compressed, or too large")
-            if len(kept) < (end := ENVELOPE.size + size):
+            begin = at + ENVELOPE.size
+            if len(kept) < begin + size:
                 break
             if not flags & LAST:
-                yield _decoded(kept[ENVELOPE.size : end])
-            kept = kept[end:]
+                yield _decoded(bytes(kept[begin : begin + size]))
+            at = begin + size
+        del kept[:at]
     if kept:
         raise RpcError("invalid_argument", "the last message is cut off")
 
@@ -156,13 +162,21 @@ async def in_time(source: AsyncIterator[T], seconds: float | None) -> AsyncItera
         yield item
 
 
-def unzipped(data: bytes) -> bytes:
-    """Raises RpcError for more than a request may have: a few bytes can stand for gigabytes."""
+def unzipped_size(data: bytes) -> int:
+    """How many bytes a gzip body says that it has. Raises RpcError for more than a request may have."""
+    size = int.from_bytes(data[-4:], "little")
+    if size > LARGEST_REQUEST:
+        raise RpcError("invalid_argument", f"the body has more than {LARGEST_REQUEST} bytes")
+    return size
+
+
+def unzipped(data: bytes, size: int) -> bytes:
+    """Raises RpcError for what has another size: a few bytes can stand for gigabytes."""
     unzip = zlib.decompressobj(wbits=31)
     try:
-        found = unzip.decompress(data, LARGEST_REQUEST)
+        found = unzip.decompress(data, size + 1)
     except zlib.error as error:
         raise RpcError("invalid_argument", f"the body is not gzip: {error}") from error
     if not unzip.eof:
-        raise RpcError("invalid_argument", f"the body is cut off, or has more than {LARGEST_REQUEST} bytes")
+        raise RpcError("invalid_argument", f"the body is cut off, or has more than its {size} bytes")
     return found

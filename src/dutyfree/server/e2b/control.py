@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dutyfree.contract import Limits
+from dutyfree.contract import Limits, NetworkPolicy
 from dutyfree.contract.errors import DutyfreeError, RecipeError, UsageError
 from dutyfree.server.access import Access, Refused
 from dutyfree.server.disconnects import while_connected
@@ -131,7 +131,9 @@ class ControlRoutes:
     ) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
             try:
-                return await endpoint(request, await self._access.tenant(request))
+                tenant = await self._access.tenant(request)
+                with self._service.quotas.call(tenant):
+                    return await endpoint(request, tenant)
             except ClientDisconnect:
                 return Response(status_code=499)
             except Refused as error:
@@ -149,7 +151,7 @@ class ControlRoutes:
         wanted.check()
         start = self._start(tenant, wanted.template_id)
         recipe = msgspec.structs.replace(start.recipe, env={**start.recipe.env, **wanted.env_vars})
-        limits = Limits(network=_network(wanted))
+        limits = Limits(network=_network(wanted, self._service.open_network))
         call = calls.Create(
             key=request.headers.get("idempotency-key") or secrets.token_hex(16),
             recipe=recipe,
@@ -258,8 +260,9 @@ class ControlRoutes:
         wanted: Kept = await body_of(request, Kept)
         if wanted.memory:
             raise UsageError("a snapshot keeps the files alone here", remedy="use mode filesystem, or none")
-        kept = await HANDLERS["snapshot"](DirectCall(self._service, tenant, held.id), calls.Snapshot())
         name = TemplateRef.parse(wanted.name).name if wanted.name else f"snapshot-{secrets.token_hex(8)}"
+        self._store.check_snapshot(tenant, name)
+        kept = await HANDLERS["snapshot"](DirectCall(self._service, tenant, held.id), calls.Snapshot())
         if (old := self._store.snapshots.get((tenant, name))) is not None:
             await self._forget(tenant, name, old)
         taken = TakenSnapshot(kept.image, held.id, held.template.partition("@")[2])
@@ -307,7 +310,7 @@ class ControlRoutes:
         held = self._held(request, tenant)
         wanted = await body_of(request, NewSandbox)
         network = await body_of(request, Any)
-        policy = _network(msgspec.structs.replace(wanted, network=network))
+        policy = _network(msgspec.structs.replace(wanted, network=network), self._service.open_network)
         call = calls.SetNetwork(policy)
         await HANDLERS["set_network"](DirectCall(self._service, tenant, held.id), call)
         return Response(status_code=204)
@@ -329,8 +332,8 @@ def _snapshot(name: str) -> dict[str, Any]:
     return {"snapshotID": full, "names": [full]}
 
 
-def _network(wanted: NewSandbox) -> Any:
-    """The network policy of a request: on, unless it says otherwise. Raises UsageError."""
+def _network(wanted: NewSandbox, usual: NetworkPolicy) -> NetworkPolicy:
+    """The network policy of a request: ``usual``, unless it says otherwise. Raises UsageError."""
     rules = wanted.network or {}
     if missing := [name for name in NO_NETWORK_OPTIONS if rules.get(name)]:
         names = " and ".join(missing)
@@ -344,7 +347,7 @@ def _network(wanted: NewSandbox) -> Any:
         if "0.0.0.0/0" in denied:
             return "off"
         raise UsageError("a list of denied hosts is not supported", remedy="list the allowed ones: allow_out")
-    return "on"
+    return usual
 
 
 def _created(held: Held) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from dutyfree.server.e2b.file_entries import FIELDS, LIST, TARGET, TYPES, entry_
 from dutyfree.server.e2b.processes import Command, CommandConfig, Commands, TerminalCommand
 from dutyfree.server.e2b.template_steps import TemplateState
 from dutyfree.server.e2b.watcher import Watcher, event_of
-from dutyfree.server.events import Events
 from dutyfree.server.json_form import json_response
 from dutyfree.server.sandboxes import Held
 from dutyfree.server.service import Service
@@ -44,12 +43,12 @@ Rpc = Callable[["Envd", Request], Awaitable[Response]]
 class Envd:
     """What E2B clients have in one sandbox."""
 
-    def __init__(self, held: Held, start: TemplateState, events: Events) -> None:
+    def __init__(self, held: Held, start: TemplateState, service: Service) -> None:
         """``start`` says where and as whom commands run that do not say it."""
         self.held = held
         self._start = start
         self.commands = Commands(held.sandbox)
-        self._events = events
+        self._service = service
         self._followed: set[asyncio.Task[None]] = set()
         self.watchers: dict[str, Watcher] = {}
 
@@ -91,7 +90,7 @@ class Envd:
         words = command.config.words
         label = words[-1] if "-c" in words else words
         with contextlib.suppress(DutyfreeError):
-            await acted(self._events, call, label, self.held, command.wait())
+            await acted(self._service.events, call, label, self.held, command.wait())
 
     async def attach(self, request: Request) -> Response:
         wanted = await connect.streamed(request)
@@ -234,7 +233,7 @@ class Envd:
 
     async def write(self, request: Request) -> Response:
         """One file as the body, or several as a form, whose names are their paths."""
-        path = request.query_params.get("path")
+        path, encoding = request.query_params.get("path"), request.headers.get("content-encoding")
         written = []
         if request.headers.get("content-type", "").startswith("multipart/"):
             async with request.form() as form:
@@ -244,13 +243,18 @@ class Envd:
                     await self.sandbox.write(at, await part.read())
                     written.append(at)
         else:
-            data = await request.body()
-            if request.headers.get("content-encoding") == "gzip":
-                data = await anyio.to_thread.run_sync(connect.unzipped, data)
             at = self.path(path or "")
-            await self.sandbox.write(at, data)
+            await self._write(at, await request.body(), zipped=encoding == "gzip")
             written.append(at)
         return json_response([{"path": at, "name": posixpath.basename(at), "type": "file"} for at in written])
+
+    async def _write(self, path: str, data: bytes, *, zipped: bool) -> None:
+        if not zipped:
+            await self.sandbox.write(path, data)
+            return
+        size = connect.unzipped_size(data)
+        with self._service.quotas.bytes.held(self.held.tenant, size):
+            await self.sandbox.write(path, await anyio.to_thread.run_sync(connect.unzipped, data, size))
 
     # --- Watches ----------------------------------------------------------------------------------------
 
@@ -329,7 +333,9 @@ class EnvdRoutes:
     def _guarded(self, rpc: Rpc) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
             try:
-                return await rpc(self._envd(request), request)
+                envd = self._envd(request)
+                with self._service.quotas.call(envd.held.tenant):
+                    return await rpc(envd, request)
             except ClientDisconnect:
                 return Response(status_code=499)
             except RpcError as error:
@@ -350,7 +356,7 @@ class EnvdRoutes:
         if envd is None:
             self._envds = {one: kept for one, kept in self._envds.items() if not kept.held.released}
             start = self._service.templates.state(held.tenant, held.template)
-            envd = self._envds[name] = Envd(held, start, self._service.events)
+            envd = self._envds[name] = Envd(held, start, self._service)
         return envd
 
     def _authenticated(self, request: Request) -> Held:

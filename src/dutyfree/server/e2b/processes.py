@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -27,6 +28,8 @@ _WITH_PID = ("/bin/sh", "-c", 'echo $$; exec "$@"', "sh")
 
 TERMINAL_KEPT = 1 << 20
 """Bytes of a terminal's output that are kept for readers who come later."""
+_PIECE_COST = 64
+"""Bytes that each piece of it counts besides its own."""
 
 
 class CommandConfig(NamedTuple):
@@ -91,7 +94,8 @@ class TerminalCommand:
     ) -> None:
         self.pid = pid
         self.config = config
-        self._kept: list[bytes] = []
+        self._kept: deque[bytes] = deque()
+        self._size = 0
         self._dropped = 0
         self._changed = asyncio.Event()
         self._opened: asyncio.Future[NativeTerminal] = asyncio.get_running_loop().create_future()
@@ -106,8 +110,9 @@ class TerminalCommand:
                 self._opened.set_result(terminal)
                 while data := await terminal.read():
                     self._kept.append(data)
-                    while sum(map(len, self._kept)) > TERMINAL_KEPT:
-                        self._kept.pop(0)
+                    self._size += len(data) + _PIECE_COST
+                    while self._size > TERMINAL_KEPT:
+                        self._size -= len(self._kept.popleft()) + _PIECE_COST
                         self._dropped += 1
                     self._wake()
                 return await terminal.wait()

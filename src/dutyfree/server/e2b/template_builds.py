@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,19 +13,29 @@ import anyio
 import msgspec
 
 from dutyfree.contract import Limits, Recipe
-from dutyfree.contract.errors import DutyfreeError, RecipeError, StageError
+from dutyfree.contract.errors import DutyfreeError, LimitError, RecipeError, StageError
 from dutyfree.server.e2b import template_steps
 from dutyfree.server.e2b.template_steps import TemplateState, TemplateStep
-from dutyfree.server.e2b.template_store import Build, BuildLog, Failure, Tag, Template, TemplateStore
+from dutyfree.server.e2b.template_store import Build, BuildLog, Failure, Template, TemplateStore
 from dutyfree.substrates.native import Native
 from dutyfree.wire.recipes import WireRecipe
 
 AT_ONCE = 2
 """Builds of one tenant that run at the same time. Others wait."""
+MOST_STARTED = 100
+"""Builds of one tenant that run or wait."""
+MOST_STEPS = 500
+"""Steps of a build."""
 LINES = 1000
 """Lines of a log."""
 SHOWN = 2000
 """Characters of a line."""
+LOG_SIZE = 256 << 10
+"""Characters of a log."""
+LARGEST_STATE = 4 << 20
+"""Bytes of the recipe to which a build leads. Each of its stages has the variables in it."""
+LARGEST_VALUE = 128 << 10
+"""Bytes of what a value of ENV expands to: the most that a variable may have."""
 
 BASE = ("base", "default", "")
 """Templates that stand for the server's usual image."""
@@ -59,6 +69,7 @@ class Builds:
         self._native = native
         self._recipe = recipe
         self._running: set[asyncio.Task[None]] = set()
+        self._started: Counter[str] = Counter()
         self._room: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
 
     def base(self, tenant: str, name: str) -> TemplateState:
@@ -85,7 +96,7 @@ class Builds:
         return template_steps.begin(None) if name else TemplateState()
 
     def start(self, template: Template, build: Build, wanted: BuildStart) -> None:
-        """Raises RecipeError if the build has begun already."""
+        """Raises RecipeError if the build has begun already, and LimitError for too many builds or steps."""
         if build.status != "waiting" or build.updated:
             raise RecipeError(f"the build {build.id} has begun already")
         if wanted.from_image_registry is not None:
@@ -93,10 +104,20 @@ class Builds:
                 "credentials for a registry cannot be part of a template here",
                 remedy="let the operator log the server in (docs/images.md)",
             )
+        if len(wanted.steps) > MOST_STEPS:
+            raise LimitError(f"a template may have {MOST_STEPS} steps, not {len(wanted.steps)}")
+        tenant = template.tenant
+        if self._started[tenant] >= MOST_STARTED:
+            raise LimitError(f"{MOST_STARTED} builds have begun already", remedy="wait until some have ended")
+        self._started[tenant] += 1
         build.updated = time.time()
         task = asyncio.create_task(_Run(self, template, build, wanted).run())
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        task.add_done_callback(lambda done: self._ended(tenant, done))
+
+    def _ended(self, tenant: str, done: asyncio.Task[None]) -> None:
+        self._running.discard(done)
+        self._started[tenant] -= 1
 
     async def close(self) -> None:
         for task in self._running:
@@ -118,6 +139,8 @@ class Builds:
             seen = await sandbox.exec(command, timeout=60)
         if not seen.ok:
             raise RecipeError(seen.stderr.decode(errors="replace") or f"exit code {seen.exit_code}")
+        if len(seen.stdout) > LARGEST_VALUE:
+            raise RecipeError(f"a value of ENV expands to more than {LARGEST_VALUE} bytes")
         return seen.stdout.decode(errors="replace")
 
     async def try_out(self, tenant: str, recipe: WireRecipe, limits: Limits) -> None:
@@ -135,6 +158,7 @@ class _Run:
         self._build = build
         self._wanted = wanted
         self._step = "base"
+        self._said = 0
 
     async def run(self) -> None:
         build = self._build
@@ -142,9 +166,8 @@ class _Run:
             async with self._builds.room(self._template.tenant):
                 build.status = "building"
                 build.state = await self._built()
+            self._builds.store.assign(self._template, build.id, build.tags)
             build.status = "ready"
-            now = time.time()
-            self._template.tags.update({tag: Tag(build.id, now) for tag in build.tags})
         except DutyfreeError as error:
             self._fail(_text(error))
         except asyncio.CancelledError:
@@ -164,9 +187,10 @@ class _Run:
         self._build.status = "error"
 
     def _say(self, message: str, level: Any = "info") -> None:
-        logs = self._build.logs
-        if len(logs) < LINES:
-            logs.append(BuildLog(time.time(), level, message[:SHOWN], self._step))
+        logs, line = self._build.logs, message[:SHOWN]
+        if level == "error" or (len(logs) < LINES and self._said + len(line) <= LOG_SIZE):
+            self._said += len(line)
+            logs.append(BuildLog(time.time(), level, line, self._step))
 
     async def _built(self) -> TemplateState:
         tenant, wanted = self._template.tenant, self._wanted
@@ -208,6 +232,8 @@ class _Run:
             step = msgspec.structs.replace(step, args=tuple(args))
         digest = store.upload(tenant, step.files_hash) if step.files_hash else None
         after = template_steps.apply(step, state, digest, nonce)
+        if len(msgspec.json.encode(after)) > LARGEST_STATE:
+            raise RecipeError(f"the steps and variables of a template may have {LARGEST_STATE} bytes")
         if after.recipe.stages != state.recipe.stages:
             await self._prepare(after)
         return after

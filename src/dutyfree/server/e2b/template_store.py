@@ -11,7 +11,8 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Container, Iterator
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, NamedTuple, Self
@@ -26,7 +27,11 @@ DEFAULT_TAG = "default"
 LATEST_BUILDS = 20
 """Builds of a template that are kept although no tag names them."""
 MOST_TEMPLATES = 10_000
-"""Templates of one tenant."""
+"""Templates of one tenant. It may have as many snapshots, and as many uploads are remembered."""
+MOST_TAGS = 200
+"""Tags of a template."""
+MOST_BYTES = 256 << 20
+"""Bytes of all templates of a tenant, as they are on disk."""
 
 BuildStatus = Literal["waiting", "building", "ready", "error"]
 
@@ -136,6 +141,10 @@ class TemplateStore:
         self._templates: dict[str, Template] = {}
         self._names: dict[tuple[str, str], str] = {}
         self._uploads: dict[tuple[str, str], str] = {}
+        self._sizes: dict[str, int] = {}
+        """Bytes of each template on disk."""
+        self._used: Counter[str] = Counter()
+        """The same of each tenant."""
         self.snapshots: dict[tuple[str, str], TakenSnapshot] = {}
         """By tenant and name."""
 
@@ -149,6 +158,7 @@ class TemplateStore:
         for (document,) in self._database.execute("SELECT document FROM templates"):
             template = msgspec.json.decode(document, type=Template)
             self._templates[template.id] = template
+            self._resize(template, len(document))
             self._names[template.tenant, template.name] = template.id
             for build in template.builds.values():
                 if build.status in ("waiting", "building"):
@@ -192,34 +202,47 @@ class TemplateStore:
     ) -> tuple[Template, Build]:
         """A new build of a template, which is created if it is new. Raises RecipeError, LimitError."""
         wanted = TemplateRef.parse(text)
-        for name in (wanted.name, *tags, *((wanted.tag,) if wanted.tag else ())):
-            if not _NAME.fullmatch(name):
-                raise RecipeError(
-                    f"{name[:80]!r} is not a name for a template or a tag",
-                    remedy="use lower-case letters, digits, dots, hyphens and underscores",
-                )
+        given = tuple(dict.fromkeys((*((wanted.tag,) if wanted.tag else ()), *tags))) or (DEFAULT_TAG,)
         template = self.find(tenant, wanted.name)
+        _check_names((wanted.name,))
+        _check_tags(template, given)
+        if self._used[tenant] > MOST_BYTES:
+            raise LimitError(f"your templates have more than {MOST_BYTES} bytes", remedy="delete some")
         if template is None:
             if sum(key[0] == tenant for key in self._names) >= MOST_TEMPLATES:
                 raise LimitError(f"a tenant may have {MOST_TEMPLATES} templates", remedy="delete some")
             template = Template(secrets.token_hex(10), tenant, wanted.name, time.time())
             self._templates[template.id] = template
             self._names[tenant, wanted.name] = template.id
-        given = dict.fromkeys((*((wanted.tag,) if wanted.tag else ()), *tags))
-        build = Build(str(uuid.uuid4()), time.time(), tuple(given) or (DEFAULT_TAG,), cpus, memory)
+        build = Build(str(uuid.uuid4()), time.time(), given, cpus, memory)
         template.builds[build.id] = build
         _drop_old(template)
         return template, build
 
+    def assign(self, template: Template, build: str, tags: Iterable[str]) -> None:
+        """Let tags of a template name a build. Raises RecipeError, LimitError."""
+        given = tuple(tags)
+        _check_tags(template, given)
+        now = time.time()
+        template.tags.update({tag: Tag(build, now) for tag in given})
+
     async def save(self, template: Template) -> None:
         """Write a template to disk, unless it was removed meanwhile."""
         if template.id in self._templates:
-            row = (template.id, msgspec.json.encode(template))
-            await self._write("INSERT OR REPLACE INTO templates VALUES (?, ?)", row)
+            document = msgspec.json.encode(template)
+            self._resize(template, len(document))
+            await self._write("INSERT OR REPLACE INTO templates VALUES (?, ?)", (template.id, document))
+
+    def _resize(self, template: Template, size: int) -> None:
+        """Note how many bytes a template takes on disk now."""
+        self._used[template.tenant] += size - self._sizes.pop(template.id, 0)
+        if size:
+            self._sizes[template.id] = size
 
     async def remove(self, template: Template) -> None:
         self._templates.pop(template.id, None)
         self._names.pop((template.tenant, template.name), None)
+        self._resize(template, 0)
         await self._write("DELETE FROM templates WHERE id = ?", (template.id,))
 
     # --- Snapshots --------------------------------------------------------------------------------------
@@ -230,6 +253,12 @@ class TemplateStore:
             if taken.image not in images:
                 del self.snapshots[tenant, name]
                 self._database.execute("DELETE FROM snapshots WHERE tenant = ? AND name = ?", (tenant, name))
+
+    def check_snapshot(self, tenant: str, name: str) -> None:
+        """Raises RecipeError for what is no name, and LimitError if the tenant has too many snapshots."""
+        _check_names((name,))
+        if sum(owner == tenant for owner, _ in self.snapshots) >= MOST_TEMPLATES:
+            raise LimitError(f"a tenant may have {MOST_TEMPLATES} snapshots", remedy="delete some")
 
     async def add_snapshot(self, tenant: str, name: str, taken: TakenSnapshot) -> None:
         self.snapshots[tenant, name] = taken
@@ -247,6 +276,10 @@ class TemplateStore:
 
     async def add_upload(self, tenant: str, files_hash: str, digest: str) -> None:
         self._uploads[tenant, files_hash] = digest
+        own = [name for owner, name in self._uploads if owner == tenant]
+        for old in own[:-MOST_TEMPLATES]:
+            del self._uploads[tenant, old]
+            await self._write("DELETE FROM uploads WHERE tenant = ? AND hash = ?", (tenant, old))
         await self._write("INSERT OR REPLACE INTO uploads VALUES (?, ?, ?)", (tenant, files_hash, digest))
 
     async def _write(self, statement: str, row: tuple[str | bytes, ...]) -> None:
@@ -262,5 +295,22 @@ def _drop_old(template: Template) -> None:
     loose = [build for build in template.builds.values() if build.id not in named]
     loose.sort(key=lambda build: build.created)
     for build in loose[:-LATEST_BUILDS]:
-        if build.status in ("ready", "error"):
+        if build.status in ("ready", "error") or not build.updated:  # or it was never started
             del template.builds[build.id]
+
+
+def _check_names(names: Iterable[str]) -> None:
+    """Raises RecipeError."""
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise RecipeError(
+                f"{name[:80]!r} is not a name for a template or a tag",
+                remedy="use lower-case letters, digits, dots, hyphens and underscores",
+            )
+
+
+def _check_tags(template: Template | None, tags: Sequence[str]) -> None:
+    """Raises RecipeError for what is no tag, and LimitError if the template would have too many."""
+    if len(tags) > MOST_TAGS or len({*(template.tags if template else ()), *tags}) > MOST_TAGS:
+        raise LimitError(f"a template may have {MOST_TAGS} tags", remedy="remove some")
+    _check_names(tags)

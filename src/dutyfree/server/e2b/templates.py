@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 import secrets
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dutyfree.contract.errors import RecipeError
+from dutyfree.contract.errors import DutyfreeError, LimitError, RecipeError
 from dutyfree.server.access import Refused
 from dutyfree.server.bodies import TENANT
 from dutyfree.server.e2b.control_json import ENVD_VERSION, body_of, time_text
 from dutyfree.server.e2b.template_builds import BASE, BuildStart
-from dutyfree.server.e2b.template_store import DEFAULT_TAG, Build, BuildLog, Tag, Template, TemplateRef
+from dutyfree.server.e2b.template_store import DEFAULT_TAG, Build, BuildLog, Template, TemplateRef
+from dutyfree.server.files import Arrival
 from dutyfree.server.json_form import json_response
 from dutyfree.server.service import Service
+from dutyfree.wire.errors import describe, retry_headers, status_of
 
 LARGEST_UPLOAD = 2 << 30
 """Bytes of the archive of one COPY."""
@@ -29,6 +31,11 @@ UPLOAD_LINKS = 100
 """Links for uploads of one tenant that are known. The oldest are forgotten."""
 LOG_PAGE = 100
 """Lines of a log in one answer."""
+LARGEST_BUILD = 1 << 20
+"""Bytes of the request that starts a build: its steps."""
+
+_HASH = re.compile(r"[A-Za-z0-9_-]{1,128}")
+"""The SDK's name for the files of a COPY."""
 
 Endpoint = Callable[["TemplateRoutes", Request, str], Awaitable[Response]]
 Guard = Callable[[Callable[[Request, str], Awaitable[Response]]], Callable[[Request], Awaitable[Response]]]
@@ -104,6 +111,8 @@ class TemplateRoutes:
 
     async def start(self, request: Request, tenant: str) -> Response:
         template = self._template(request, tenant)
+        if len(await request.body()) > LARGEST_BUILD:
+            raise LimitError(f"the steps of a template may have {LARGEST_BUILD} bytes")
         wanted = await body_of(request, BuildStart)
         self._service.templates.start(template, self._build(request, template), wanted)
         return Response(status_code=202)
@@ -136,6 +145,8 @@ class TemplateRoutes:
         """Where to put the files of a COPY. The link is a secret: the SDK sends no key with the files."""
         self._template(request, tenant)
         files_hash = request.path_params["hash"]
+        if not _HASH.fullmatch(files_hash):
+            raise RecipeError(f"{files_hash[:80]!r} is no hash of files")
         digest = self._store.upload(tenant, files_hash)
         present = digest is not None and not await self._service.files.missing(tenant, [digest])
         link = secrets.token_urlsafe(24)
@@ -153,12 +164,17 @@ class TemplateRoutes:
             return json_response({"code": 404, "message": "there is no such link"}, 404)
         tenant, files_hash = wanted
         request.scope[TENANT] = tenant  # its bytes are the tenant's, whatever address they come from
-        scratch = await anyio.to_thread.run_sync(self._service.files.scratch, tenant)
+        files = self._service.files
+        scratch = await anyio.to_thread.run_sync(files.scratch, tenant)
         try:
-            await _receive(request, scratch)
-            digest = await self._service.files.keep(tenant, scratch)
+            with files.arriving(tenant) as arrival:
+                await _receive(request, scratch, arrival)
+                digest = await files.keep(tenant, scratch)
         except Refused as error:
             return json_response({"code": error.status, "message": str(error)}, error.status)
+        except DutyfreeError as error:
+            status = status_of(describe(error))
+            return json_response({"code": status, "message": str(error)}, status, retry_headers(error))
         finally:
             await anyio.to_thread.run_sync(lambda: scratch.unlink(missing_ok=True))
         await self._store.add_upload(tenant, files_hash, digest)
@@ -182,8 +198,7 @@ class TemplateRoutes:
         if found is None:
             raise _not_found(wanted.target)
         template, build = found
-        now = time.time()
-        template.tags.update({tag: Tag(build.id, now) for tag in wanted.tags})
+        self._store.assign(template, build.id, wanted.tags)
         await self._store.save(template)
         return json_response({"buildID": build.id, "tags": wanted.tags}, 201)
 
@@ -239,14 +254,15 @@ class TemplateRoutes:
         return build
 
 
-async def _receive(request: Request, path: Path) -> None:
-    """Write a body to a file. Raises Refused if it is too large."""
+async def _receive(request: Request, path: Path, arrival: Arrival) -> None:
+    """Write a body to a file. Raises Refused if it is too large, and Exhausted."""
     size = 0
     async with await anyio.open_file(path, "wb") as file:
         async for part in request.stream():
             size += len(part)
             if size > LARGEST_UPLOAD:
                 raise Refused(413, "too_large", f"the files of a step may have {LARGEST_UPLOAD} bytes")
+            await arrival.add(len(part))
             await file.write(part)
 
 

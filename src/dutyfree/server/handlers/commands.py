@@ -17,11 +17,9 @@ from dutyfree.server.call_events import acted
 from dutyfree.server.handlers.item_pipe import first_error
 from dutyfree.server.handlers.registry import Context, handles
 from dutyfree.wire import calls
+from dutyfree.wire.arguments import LARGEST_BATCH
 from dutyfree.wire.calls import BatchResult, Nothing, ShellAnswer
 from dutyfree.wire.errors import describe
-
-LARGEST_BATCH = 4096
-"""Actions of one batch."""
 
 
 @handles

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
-
-import anyio
-import anyio.to_thread
 
 from dutyfree.contract import Edit, Found, List, Read, Search, Write
 from dutyfree.server.bodies import LARGEST_REQUEST
-from dutyfree.server.handlers.item_pipe import fed, first_error, send_all
+from dutyfree.server.handlers.item_pipe import check_transfer, drained, fed
 from dutyfree.server.handlers.registry import Context, handles
 from dutyfree.wire import calls
 
@@ -67,20 +63,16 @@ async def watch(context: Context, wanted: calls.Watch) -> None:
 @handles
 async def upload(context: Context, wanted: calls.Location) -> None:
     """Unpack a tree stream. The bytes go through a pipe straight to the sandbox's init."""
+    sandbox = context.held.sandbox
+    await check_transfer(sandbox, wanted.path)
     async with fed(context) as descriptor:
-        await context.held.sandbox.unpack(wanted.path, descriptor)
+        await sandbox.unpack(wanted.path, descriptor)
 
 
 @handles
 async def download(context: Context, wanted: calls.Location) -> None:
-    """Pack a tree stream."""
-    ours, theirs = os.pipe()
-    stream = await anyio.to_thread.run_sync(os.fdopen, ours, "rb", 0)
-    try:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(send_all, context, stream.fileno())
-            await context.held.sandbox.pack(wanted.path, theirs)
-    except BaseExceptionGroup as group:
-        raise first_error(group) from group
-    finally:
-        stream.close()
+    """Pack a tree stream. The bytes come through a pipe straight from the sandbox's init."""
+    sandbox = context.held.sandbox
+    await check_transfer(sandbox, wanted.path)
+    async with drained(context) as descriptor:
+        await sandbox.pack(wanted.path, descriptor)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dutyfree.contract.errors import SubstrateError, UsageError
-from dutyfree.server.files import LARGEST_TREE
 from dutyfree.server.handlers.creation import demand_of
 from dutyfree.server.handlers.item_pipe import fed
 from dutyfree.server.handlers.registry import Context, handles
@@ -70,8 +69,11 @@ def _check_many(names: Sequence[object]) -> None:
 async def put_files(context: Context, wanted: calls.Files) -> None:
     if len(wanted.digests) != 1:
         raise UsageError("files are sent one tree at a time")
-    async with fed(context, LARGEST_TREE) as descriptor:
-        await context.service.files.put(context.tenant, wanted.digests[0], descriptor)
+    files = context.service.files
+    path = files.path(context.tenant, wanted.digests[0])
+    with files.arriving(context.tenant) as arrival:
+        async with fed(context, arrival.add_tree, files.stall) as descriptor:
+            await files.put(path, descriptor)
 
 
 @handles

@@ -6,6 +6,7 @@ A note on this disk names each opening that may have instances, so that ``dutyfr
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,12 +27,14 @@ from dutyfree.substrates.cloud.api import (
     connected,
 )
 from dutyfree.substrates.local.owner import is_dead
+from dutyfree.substrates.local.reaper import remove_tree
 
 UNLISTED_SECONDS = 600.0
 """How long an instance may be missing in the provider's list although it exists, at the most."""
 
-LATE_SECONDS = 300.0
-"""How long after its deadline an instance may need to end itself."""
+LATE_SECONDS = 3600.0
+"""How long after its deadline others end an instance: their clocks may differ. EC2 refuses the requests of a
+clock that is off by more than 15 minutes."""
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -44,6 +47,11 @@ class Note(msgspec.Struct, frozen=True):
 
 def note_path(run: str) -> Path:
     return paths.cache() / "cloud" / f"{run}.json"
+
+
+def directory(run: str) -> Path:
+    """Where an opening has its keys."""
+    return Path(tempfile.gettempdir(), f"dutyfree-cloud-{run}")
 
 
 def write_note(note: Note) -> Path:
@@ -77,8 +85,14 @@ def abandoned(api: Api) -> list[Instance]:
     return [
         one
         for one in api.find({OURS: "1"})
-        if one.state != "ended" and (is_dead(one.tags.get(OWNER, "")) or now > _deadline(one) + LATE_SECONDS)
+        if one.state != "ended" and (_is_orphan(one) or now > _deadline(one) + LATE_SECONDS)
     ]
+
+
+def _is_orphan(instance: Instance) -> bool:
+    """Whether its owner is certainly dead. The note of a run tells this machine from its clones."""
+    has_note = note_path(instance.tags.get(RUN, "")).exists()
+    return is_dead(instance.tags.get(OWNER, ""), after_reboot=has_note)
 
 
 def _deadline(instance: Instance) -> float:
@@ -105,12 +119,18 @@ def _end(api: Api, instance: Instance) -> str:
 
 
 def collect(dry_run: bool) -> list[tuple[str, str]]:
-    """End what dead owners left, for ``dutyfree gc``: what it was, and its failure. Blocks."""
+    """End the instances that dead owners left, for ``dutyfree gc``, and remove their keys. Blocks.
+
+    Returns what the instances were, each with its failure.
+    """
     done: list[tuple[str, str]] = []
     seen: set[Place] = set()
     for path, note in abandoned_notes():
         where = f"{note.place.provider} {note.place.region}"
         try:
+            if not dry_run:
+                with contextlib.suppress(OSError):
+                    remove_tree(str(directory(note.run)))
             api = connected(note.place)
             if note.place not in seen:
                 seen.add(note.place)

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -38,8 +37,6 @@ from dutyfree.substrates.ssh.config import SshConfig
 from dutyfree.substrates.ssh.connection import PROGRAM, missing
 from dutyfree.substrates.ssh.execution import ExecSandbox
 from dutyfree.substrates.ssh.substrate import Ssh
-
-PREFIX = "dutyfree-cloud-"
 
 
 class Cloud:
@@ -102,7 +99,7 @@ class Cloud:
         except ApiError as error:
             raise error.restated(Unavailable, "cloud: the instances cannot be listed") from error
         self._owner = identity() or ""
-        self._directory = Path(tempfile.gettempdir(), f"{PREFIX}{self._run}")
+        self._directory = leftovers.directory(self._run)
         self._note = leftovers.write_note(leftovers.Note(self._api.place, self._run, self._owner))
         self._watcher = Watcher(
             Orders(

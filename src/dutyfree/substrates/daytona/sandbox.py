@@ -22,13 +22,11 @@ from dutyfree.contract.errors import (
 )
 from dutyfree.substrates.daytona.errors import FOREIGN, is_gone
 from dutyfree.substrates.daytona.execution import ExecRequest, Execution
-from dutyfree.substrates.local.command_files import FilesByCommands
+from dutyfree.substrates.local.command_files import TOOL_OUTPUT, FilesByCommands
 
 if TYPE_CHECKING:
     from dutyfree.substrates.daytona.substrate import Daytona
 
-TOOL_OUTPUT = 1 << 30
-"""How many bytes of the output of a tool are kept: a file, or a listing, may be endless."""
 DELETE_SECONDS = 120.0
 """How long a deletion may take."""
 

@@ -302,7 +302,7 @@ async def remove_leftovers(dry_run: bool) -> list[tuple[str, str]]:
             boxes = {box.id: box for box in await listed(client, {OURS: "1"})}
             owners = {name: (box.labels or {}).get(PROCESS, "") for name, box in boxes.items()}
             dead = await anyio.to_thread.run_sync(
-                lambda: [name for name, of in owners.items() if is_dead(of)]
+                lambda: [name for name, of in owners.items() if is_dead(of, after_reboot=False)]
             )
             for name in dead:
                 failure = ""

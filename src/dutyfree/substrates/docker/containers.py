@@ -22,6 +22,7 @@ from dutyfree.substrates.docker.gc import ROLE, remove
 from dutyfree.substrates.docker.sandbox import WORKDIR
 
 CREATE_SECONDS = 120.0
+"""How long the engine may take to create a container, and then to start it."""
 CHECK_SECONDS = 10.0
 """How long a ready container may take to show that it works."""
 
@@ -140,7 +141,8 @@ class Containers:
         try:
             if with_init:
                 opened = await guest.attached(self._engine, container)
-            await self._engine.request("POST", f"/containers/{container}/start")
+            path = f"/containers/{container}/start"
+            await self._engine.request("POST", path, deadline=CREATE_SECONDS)
         except BaseException as error:
             if opened is not None:
                 opened.close()

@@ -12,7 +12,7 @@ import itertools
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -53,17 +53,21 @@ class ExecRequest(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     output: int
     """Bytes kept of each stream."""
-    lone: bool = False
-    """Whether no other command runs. Then processes without a mark belong to this command."""
+    with_strays: bool = False
+    """Whether to kill processes without a mark too, while no other command runs: they belong to this one."""
 
 
 class Execution:
     """Runs one ExecRequest. Use it once."""
 
-    def __init__(self, engine: Engine, container: str, request: ExecRequest) -> None:
+    def __init__(
+        self, engine: Engine, container: str, request: ExecRequest, alone: Callable[[], bool]
+    ) -> None:
+        """``alone``: whether no other command runs in the container now."""
         self._engine = engine
         self._container = container
         self._request = request
+        self._alone = alone
         self._variable = f"{MARK}={secrets.token_hex(8)}"
         self._exec = ""
         self._connection: Connection | None = None
@@ -262,6 +266,10 @@ class Execution:
             await anyio.sleep(delay)
             delay = min(2 * delay, 0.5)
 
+    @property
+    def _kills_strays(self) -> bool:
+        return self._request.with_strays and self._alone()
+
     async def _kill_from_here(self) -> int:
         """Kill from this host. Only root on the engine's own host sees the container's processes."""
         if os.geteuid() != 0:
@@ -270,12 +278,12 @@ class Execution:
         with contextlib.suppress(EngineError, EngineLost):
             facts = await self._engine.request("GET", f"/exec/{self._exec}/json")
             pid = facts["Pid"] if facts["Running"] else 0
-        strays = Strays(self._container, KEEPER) if self._request.lone else None
+        strays = Strays(self._container, KEEPER) if self._kills_strays else None
         kill = partial(kill_tree, self._variable, pid, self._container, strays=strays)
         return await anyio.to_thread.run_sync(kill)
 
     async def _kill_inside(self) -> None:
-        strays = KEEPER[-1] if self._request.lone else ""
+        strays = KEEPER[-1] if self._kills_strays else ""
         argv = ("/bin/sh", "-c", KILL_SCRIPT, "kill", self._variable, strays)
         body = {"Cmd": argv, "User": "0"}
         with contextlib.suppress(EngineError, EngineLost), anyio.CancelScope(shield=True):

@@ -182,7 +182,7 @@ class ContainerControl:
 
     async def freeze(self) -> None:
         try:
-            await self._engine.request("POST", f"/containers/{self._container}/pause")
+            await self._post("pause")
         except EngineError as error:
             raise ending.refusal(error, self._container) from error
         except EngineLost as error:
@@ -191,7 +191,11 @@ class ContainerControl:
     async def thaw(self) -> None:
         # A container that has ended needs none; its stream says so.
         with contextlib.suppress(EngineError, EngineLost):
-            await self._engine.request("POST", f"/containers/{self._container}/unpause")
+            await self._post("unpause")
+
+    async def _post(self, operation: str) -> None:
+        path = f"/containers/{self._container}/{operation}"
+        await self._engine.request("POST", path, deadline=self._engine.answer_seconds)
 
     async def responds(self) -> bool:
         """Whether the engine answers soon."""

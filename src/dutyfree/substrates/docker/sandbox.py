@@ -24,7 +24,7 @@ from dutyfree.substrates.docker.engine import Engine, EngineError, EngineLost
 from dutyfree.substrates.docker.execution import ExecRequest, Execution
 from dutyfree.substrates.docker.memory import OutOfMemory
 from dutyfree.substrates.local.archive import pack, unpack
-from dutyfree.substrates.local.command_files import FilesByCommands
+from dutyfree.substrates.local.command_files import TOOL_OUTPUT, FilesByCommands
 
 WORKDIR = "/workspace"
 _ARCHIVE_ERRORS = {
@@ -41,9 +41,6 @@ _ARCHIVE_ERRORS = {
     "file exists": errno.EEXIST,
 }
 """Parts of the engine's messages about a path, in lower case."""
-
-TOOL_OUTPUT = 1 << 30
-"""How many bytes of the output of a tool are kept: a file, or a listing, may be endless."""
 
 SPOOL = 8 << 20
 """Archives above this size go through a file on disk."""
@@ -105,7 +102,7 @@ class DockerSandbox(FilesByCommands):
                 timeout=timeout,
                 user=user,
                 output=self._limits.output,
-                lone=self._running == 0,
+                with_strays=True,
             )
         )
         return msgspec.structs.replace(seen, oom=True) if await self._oom.grew(seen.signal == 9) else seen
@@ -160,8 +157,9 @@ class DockerSandbox(FilesByCommands):
 
     async def _post(self, operation: str) -> None:
         self._require_open()
+        path = f"/containers/{self._container}/{operation}"
         try:
-            await self._engine.request("POST", f"/containers/{self._container}/{operation}")
+            await self._engine.request("POST", path, deadline=self._engine.answer_seconds)
         except EngineError as error:
             raise refusal(error, self._container) from error
         except EngineLost as error:
@@ -174,7 +172,9 @@ class DockerSandbox(FilesByCommands):
         self._require_open()
         self._running += 1
         try:
-            return await Execution(self._engine, self._container, request).run()
+            return await Execution(
+                self._engine, self._container, request, alone=lambda: self._running == 1
+            ).run()
         except SandboxGone as error:
             self._gone = error  # the engine forgets the reason
             raise

@@ -27,13 +27,11 @@ from dutyfree.contract.limits import NetworkPolicy
 from dutyfree.engine.launcher import network_policy
 from dutyfree.substrates.e2b.errors import FOREIGN, is_gone, mapped
 from dutyfree.substrates.e2b.execution import ExecRequest, Execution
-from dutyfree.substrates.local.command_files import FilesByCommands
+from dutyfree.substrates.local.command_files import TOOL_OUTPUT, FilesByCommands
 
 if TYPE_CHECKING:
     from dutyfree.substrates.e2b.substrate import E2B
 
-TOOL_OUTPUT = 1 << 30
-"""How many bytes of the output of a tool are kept: a file, or a listing, may be endless."""
 SNAPSHOT_SCHEME = "e2b-snapshot:"
 """Begins the image of a recipe that is a snapshot at E2B."""
 

@@ -339,7 +339,9 @@ async def leftovers(parameters: Mapping[str, Any] | None = None) -> list[str]:
         raise Unavailable("e2b is not set up here")
     found = await listed({OURS: "1"}, parameters or {})
     processes = [(one.sandbox_id, (one.metadata or {}).get(PROCESS, "")) for one in found]
-    return await anyio.to_thread.run_sync(lambda: [name for name, owner in processes if is_dead(owner)])
+    return await anyio.to_thread.run_sync(
+        lambda: [name for name, owner in processes if is_dead(owner, after_reboot=False)]
+    )
 
 
 async def remove(sandbox: str, parameters: Mapping[str, Any] | None = None) -> None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import warnings
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
 import anyio
@@ -36,18 +37,28 @@ JSON, JSON_PATCH, MERGE_PATCH = (
 CHANNELS = "v4.channel.k8s.io"
 CLOSE_SECONDS = 5.0
 WATCH_SECONDS = 300
+KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""Seconds and counts after which a kept connection whose other end is gone counts as broken."""
+BUSY_RETRIES = 5
+"""How often a request is repeated that the server refused because it has too many."""
 
+_BUSY, _UNAUTHORIZED = 429, 401
+
+T = TypeVar("T")
 Object = dict[str, Any]
+Login = dict[str, str]
 
 
 class ApiError(Exception):
     """The API server refused a request."""
 
-    def __init__(self, status: int, message: str, reason: str = "") -> None:
+    def __init__(self, status: int, message: str, reason: str = "", wait: float | None = None) -> None:
+        """``wait``: the seconds after which the server wants to be asked again."""
         super().__init__(message)
         self.status = status
         self.message = message
         self.reason = reason
+        self.wait = wait
 
 
 class ApiLost(Exception):  # noqa: N818 (names the state)
@@ -57,8 +68,18 @@ class ApiLost(Exception):  # noqa: N818 (names the state)
 class Api:
     """One cluster, in one namespace."""
 
-    def __init__(self, client: Any, namespace: str, source: str, answer_seconds: float) -> None:
+    def __init__(
+        self,
+        client: Any,
+        namespace: str,
+        source: str,
+        answer_seconds: float,
+        fresh_keys: Callable[[], Mapping[str, str]] | None = None,
+    ) -> None:
+        """``fresh_keys``: the keys of a new login; it blocks. None if the client renews them by itself."""
         self._client = client
+        self._fresh_keys = fresh_keys
+        self._renewing = anyio.Lock()
         self._settings = client.configuration
         rest = client.rest_client
         # Its session has the certificates; newer clients make it with the first request.
@@ -87,21 +108,33 @@ class Api:
         body: object = None,
         content: str = JSON,
     ) -> Object:
-        """Raises ApiError, ApiLost."""
+        """Ask; ask a server that is too busy again, when it wants that. Raises ApiError, ApiLost."""
         import aiohttp
 
-        try:
-            async with self._session.request(
-                method,
-                self._url(path, query or {}),
-                headers={**await self._login(), "Accept": JSON, "Content-Type": content},
-                data=None if body is None else msgspec.json.encode(body),
-                timeout=aiohttp.ClientTimeout(total=self._answer_seconds),
-                **self._route(),
-            ) as response:
-                return _decoded(response.status, await response.read())
-        except (aiohttp.ClientError, OSError) as error:  # TimeoutError too
-            raise ApiLost(self._lost(error)) from error
+        data = None if body is None else msgspec.json.encode(body)
+
+        async def ask(login: Login) -> Object:
+            try:
+                async with self._session.request(
+                    method,
+                    self._url(path, query or {}),
+                    headers={**login, "Accept": JSON, "Content-Type": content},
+                    data=data,
+                    timeout=aiohttp.ClientTimeout(total=self._answer_seconds),
+                    **self._route(),
+                ) as response:
+                    return _decoded(response.status, await response.read(), response.headers)
+            except (aiohttp.ClientError, OSError) as error:  # TimeoutError too
+                raise ApiLost(self._lost(error)) from error
+
+        for _ in range(BUSY_RETRIES):
+            try:
+                return await self._logged_in(ask)
+            except ApiError as error:
+                if error.status != _BUSY or error.wait is None:
+                    raise
+                await anyio.sleep(min(error.wait, self._answer_seconds))
+        return await self._logged_in(ask)
 
     async def events(self, path: str, query: Mapping[str, object]) -> AsyncIterator[Object]:
         """The events of a watch, until the server ends it. Raises ApiError, ApiLost."""
@@ -111,15 +144,18 @@ class Api:
         silent = WATCH_SECONDS + self._answer_seconds
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._answer_seconds, sock_read=silent)
         query = {**query, "watch": "1", "timeoutSeconds": WATCH_SECONDS}
+        login = await self._login()
         try:
             async with self._session.get(
                 self._url(path, query),
-                headers={**await self._login(), "Accept": JSON},
+                headers={**login, "Accept": JSON},
                 timeout=timeout,
                 **self._route(),
             ) as response:
+                if response.status == _UNAUTHORIZED:
+                    await self._renew(login)  # for the next try
                 if response.status != 200:
-                    _decoded(response.status, await response.read())
+                    _decoded(response.status, await response.read(), response.headers)
                 async for line in response.content:
                     event = msgspec.json.decode(line)
                     if event["type"] == "ERROR":
@@ -140,26 +176,31 @@ class Api:
 
         flags = {"container": container, "stdin": str(stdin).lower(), "stdout": "true", "stderr": "true"}
         words = [("command", word.encode(errors="surrogateescape")) for word in command]
+
+        async def connect(login: Login) -> aiohttp.ClientWebSocketResponse:
+            try:
+                return await asyncio.wait_for(
+                    self._session.ws_connect(
+                        self._url(self.path("pods", pod) + "/exec", [*flags.items(), *words]),
+                        headers=login,
+                        protocols=(CHANNELS,),
+                        max_msg_size=0,
+                        **self._route(),
+                    ),
+                    self._answer_seconds,
+                )
+            except aiohttp.WSServerHandshakeError as error:
+                raise ApiError(error.status, error.message) from error
+            except (aiohttp.ClientError, OSError) as error:
+                raise ApiLost(self._lost(error)) from error
+
+        websocket = await self._logged_in(connect)
+        _keep_alive(websocket.get_extra_info("socket"))
         try:
-            socket = await asyncio.wait_for(
-                self._session.ws_connect(
-                    self._url(self.path("pods", pod) + "/exec", [*flags.items(), *words]),
-                    headers=await self._login(),
-                    protocols=(CHANNELS,),
-                    max_msg_size=0,
-                    **self._route(),
-                ),
-                self._answer_seconds,
-            )
-        except aiohttp.WSServerHandshakeError as error:
-            raise ApiError(error.status, error.message) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise ApiLost(self._lost(error)) from error
-        try:
-            yield socket
+            yield websocket
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_SECONDS):
-                await socket.close()
+                await websocket.close()
 
     def _url(self, path: str, query: Mapping[str, object] | Sequence[tuple[str, str | bytes]]) -> Any:
         import yarl
@@ -167,10 +208,33 @@ class Api:
         asked = f"?{urlencode(query, quote_via=quote)}" if query else ""
         return yarl.URL(f"{self.server}{path}{asked}", encoded=True)
 
-    async def _login(self) -> dict[str, str]:
-        """The headers with the token; the client renews it. A certificate is in the session already."""
+    async def _logged_in(self, ask: Callable[[Login], Awaitable[T]]) -> T:
+        """Ask with the login; if it is not valid any more, again with a new one. Raises ApiError, ApiLost."""
+        login = await self._login()
+        try:
+            return await ask(login)
+        except ApiError as error:
+            if error.status != _UNAUTHORIZED or not await self._renew(login):
+                raise
+        return await ask(await self._login())
+
+    async def _login(self) -> Login:
+        """The headers with the token. A certificate is in the session already."""
         found = (await self._settings.auth_settings()).values()
         return {each["key"]: each["value"] for each in found if each.get("in") == "header"}
+
+    async def _renew(self, used: Login) -> bool:
+        """Log in again, unless that has been done since ``used``. Returns whether the login is another one.
+
+        A login with certificates stays as it was: they are in the session. Raises ApiError.
+        """
+        async with self._renewing:
+            if await self._login() == used and self._fresh_keys is not None:
+                try:
+                    self._settings.api_key = dict(await anyio.to_thread.run_sync(self._fresh_keys))
+                except Exception as error:  # of the kubeconfig's login, or of its program
+                    raise ApiError(_UNAUTHORIZED, f"the login could not be renewed: {error}") from error
+            return await self._login() != used
 
     def _route(self) -> dict[str, Any]:
         route = {
@@ -187,14 +251,27 @@ class Api:
         await self._client.close()
 
 
-def _decoded(status: int, data: bytes) -> Object:
+def _decoded(status: int, data: bytes, headers: Mapping[str, str]) -> Object:
     try:
         found = msgspec.json.decode(data) if data else {}
     except msgspec.DecodeError:
         found = {"message": data[:500].decode(errors="replace").strip()}
     if status >= 400:
-        raise ApiError(status, found.get("message") or f"status {status}", found.get("reason", ""))
+        again = headers.get("Retry-After", "")
+        wait = float(again) if again.isdecimal() else None
+        raise ApiError(status, found.get("message") or f"status {status}", found.get("reason", ""), wait)
     return dict(found)
+
+
+def _keep_alive(connection: Any) -> None:
+    """Let the kernel notice when the other end of a connection is gone, however long that is silent.
+
+    Pings of the websocket would not do: a server answers none while a command does not read its stdin.
+    """
+    if connection is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE.items():
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 # --- Which cluster ----------------------------------------------------------------------------------------
@@ -202,12 +279,22 @@ def _decoded(status: int, data: bytes) -> Object:
 
 async def connect(config: KubernetesConfig) -> Api:
     """Read the configuration; nothing is sent yet. Raises Unavailable."""
-    client, namespace, source = await anyio.to_thread.run_sync(_client, config)
-    return Api(client(), config.namespace or namespace or "default", source, config.answer_seconds)
+    known = await anyio.to_thread.run_sync(_cluster, config)
+    namespace = config.namespace or known.namespace or "default"
+    return Api(known.client(), namespace, known.source, config.answer_seconds, known.fresh_keys)
 
 
-def _client(config: KubernetesConfig) -> tuple[Any, str, str]:
-    """How to make the client, the namespace, and where they come from. Blocks."""
+class _Cluster(NamedTuple):
+    """What the configuration says."""
+
+    client: Callable[[], Any]
+    namespace: str
+    source: str
+    fresh_keys: Callable[[], Mapping[str, str]] | None = None
+
+
+def _cluster(config: KubernetesConfig) -> _Cluster:
+    """Read the configuration. Blocks. Raises Unavailable."""
     source = _kubeconfig(config)
     if not source and not (ACCOUNT / "token").exists():
         raise Unavailable("no cluster is known: there is no kubeconfig", remedy=REMEDY)
@@ -223,7 +310,7 @@ def _client(config: KubernetesConfig) -> tuple[Any, str, str]:
     if not source:
         loading.load_incluster_config(client_configuration=configuration)
         namespace = (ACCOUNT / "namespace").read_text().strip()
-        return lambda: client.ApiClient(configuration), namespace, "the service account of this pod"
+        return _Cluster(lambda: client.ApiClient(configuration), namespace, "the service account of this pod")
     if not any(Path(one).is_file() for one in source.split(os.pathsep)):
         raise Unavailable(f"there is no kubeconfig {source}", remedy=REMEDY)
     try:
@@ -236,7 +323,14 @@ def _client(config: KubernetesConfig) -> tuple[Any, str, str]:
             f"the kubeconfig {source} cannot be used: {str(error) or type(error).__name__}",
             remedy=f"check that `KUBECONFIG={source} kubectl version` works",
         ) from error
-    return lambda: client.ApiClient(configuration), found, source
+
+    def fresh_keys() -> Mapping[str, str]:
+        # The same loader: it has what a login by OpenID Connect needs for the next one.
+        renewed = client.Configuration()
+        asyncio.run(loader.load_and_set(renewed))
+        return dict(renewed.api_key)
+
+    return _Cluster(lambda: client.ApiClient(configuration), found, source, fresh_keys)
 
 
 def _kubeconfig(config: KubernetesConfig) -> str:

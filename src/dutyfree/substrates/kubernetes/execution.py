@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
+import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -41,8 +43,20 @@ RUNNER = "dutyfree-runner"
 
 # Only the command has the environment that the kill looks for: the shell lives on, and writes the marks. The
 # shell's own stderr, on which it reports a killed child, is not that of the command.
+#
+# The first line of stdin is the mark of the streams, which a command could otherwise write itself. Then come
+# lines with the variables, quoted for the shell: what is in the command line of an exec is in the logs of the
+# cluster.
 _RUN = r"""
-mark=$1 cwd=$2 size=$3; shift 3
+cwd=$1 lines=$2 size=$3; shift 3
+IFS= read -r mark
+given= between=
+while [ "$lines" -gt 0 ]; do
+  IFS= read -r line; given=$given$between$line; lines=$((lines - 1))
+  between='
+'
+done
+eval "set -- $given \"\$@\""
 exec 3>&2 2>/dev/null
 if ! cd -- "$cwd"; then code=refused
 elif [ "$size" -lt 0 ]; then ( exec env "$@" </dev/null 2>&3 3>&- ); code=$?
@@ -67,12 +81,14 @@ class ExecRequest(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float | None = None
     output: int
     """Bytes kept of each stream."""
-    lone: bool = False
-    """Whether no other command runs. Then processes without a mark belong to this command."""
+    with_strays: bool = False
+    """Whether to kill processes without a mark too, while no other command runs: they belong to this one."""
 
 
 class MarkedStream:
     """One stream until its mark: keeps what comes before it, and the rest of the line after it."""
+
+    _WORD_MAX = 64
 
     def __init__(self, mark: bytes, limit: int) -> None:
         self._sought = b"\n" + mark + b" "
@@ -86,9 +102,9 @@ class MarkedStream:
             return  # of a process in the background
         data = self._rest + data
         before, found, after = data.partition(self._sought)
-        if found and b"\n" in after:
+        if found and (b"\n" in after or len(after) > self._WORD_MAX):
             self._kept.add(before)
-            self.word = after.partition(b"\n")[0]
+            self.word = after.partition(b"\n")[0][: self._WORD_MAX]
             self._rest = b""
             return
         held = len(before) if found else max(0, len(data) - len(self._sought))
@@ -106,12 +122,17 @@ class MarkedStream:
 class Execution:
     """Runs one ExecRequest. Use it once."""
 
-    def __init__(self, api: Api, pods: Pods, pod: str, request: ExecRequest) -> None:
+    def __init__(
+        self, api: Api, pods: Pods, pod: str, request: ExecRequest, alone: Callable[[], bool]
+    ) -> None:
+        """``alone``: whether no other command runs in the pod now."""
         self._api = api
         self._pods = pods
         self._pod = pod
         self._request = request
-        self._mark = secrets.token_hex(8)
+        self._alone = alone
+        self._processes, self._mark = secrets.token_hex(8), secrets.token_hex(16)
+        """What marks the command's processes, which they know, and the end of its streams."""
         mark = self._mark.encode()
         self._streams = {number: MarkedStream(mark, request.output) for number in (STDOUT, STDERR)}
         self._status: dict[str, Any] = {}
@@ -127,9 +148,7 @@ class Execution:
         command = self._command()
         if sum(len(quote(word, errors="replace")) for word in command) > TEXT_MAX:
             return not_started("the command is too long for an exec of Kubernetes", NOT_RUNNABLE)
-        execution = self._api.execution(
-            self._pod, command, container=CONTAINER, stdin=self._request.stdin is not None
-        )
+        execution = self._api.execution(self._pod, command, container=CONTAINER, stdin=True)
         try:
             async with execution as websocket:
                 dispatched = time.perf_counter()
@@ -145,18 +164,24 @@ class Execution:
 
     def _command(self) -> tuple[str, ...]:
         request = self._request
-        given = {**request.env, MARK: self._mark}
         words = request.words
         if "=" in words[0] or words[0].startswith("-"):  # env would take it as its own argument
             words = ("/bin/sh", "-c", 'exec "$0" "$@"', *words)
         size = -1 if request.stdin is None else len(request.stdin)
-        run = ("/bin/sh", "-c", _RUN, RUNNER, self._mark, request.cwd, str(size))
-        return (*run, *(f"{name}={value}" for name, value in given.items()), *words)
+        lines = self._variables().count(b"\n")
+        run = ("/bin/sh", "-c", _RUN, RUNNER, request.cwd, str(lines), str(size))
+        return (*run, f"{MARK}={self._processes}", *words)
+
+    def _variables(self) -> bytes:
+        """The variables of the command as words of the shell, in whole lines."""
+        words = shlex.join(f"{name}={value}" for name, value in self._request.env.items())
+        return os.fsencode(f"{words}\n") if words else b""
 
     async def _converse(self, websocket: aiohttp.ClientWebSocketResponse) -> bool:
         """Send stdin, and receive until both marks have come. Returns whether the timeout was reached."""
         received = asyncio.create_task(self._receive(websocket))
-        sent = asyncio.create_task(_feed(websocket, self._request.stdin or b""))
+        data = self._mark.encode() + b"\n" + self._variables() + (self._request.stdin or b"")
+        sent = asyncio.create_task(_feed(websocket, data))
         try:
             await asyncio.wait([received], timeout=self._request.timeout)
             if received.done():
@@ -187,10 +212,10 @@ class Execution:
 
     async def _kill(self, received: asyncio.Task[None]) -> None:
         """Kill the command and its descendants, and wait for the rest of the output."""
-        strays = rf"{RUNNER}\|{IDLE_SECONDS}" if self._request.lone else ""
-        command = ("/bin/sh", "-c", KILL_SCRIPT, RUNNER, f"{MARK}={self._mark}", strays)
         with anyio.CancelScope(shield=True), anyio.move_on_after(KILL_SECONDS):
             while not received.done():  # the command may start a moment later
+                strays = rf"{RUNNER}\|{IDLE_SECONDS}" if self._request.with_strays and self._alone() else ""
+                command = ("/bin/sh", "-c", KILL_SCRIPT, RUNNER, f"{MARK}={self._processes}", strays)
                 with contextlib.suppress(ApiError, ApiLost):
                     execution = self._api.execution(self._pod, command, container=CONTAINER, stdin=False)
                     async with execution as websocket:

@@ -19,7 +19,14 @@ import anyio
 import anyio.to_thread
 
 from dutyfree.contract.errors import CleanupError
-from dutyfree.substrates.kubernetes.api import MERGE_PATCH, Api, ApiError, ApiLost, Object
+from dutyfree.substrates.kubernetes.api import (
+    JSON_PATCH,
+    MERGE_PATCH,
+    Api,
+    ApiError,
+    ApiLost,
+    Object,
+)
 from dutyfree.substrates.local.owner import identity, is_dead
 
 OURS, OWNER, ROLE, POOL, KIND = (
@@ -38,6 +45,8 @@ GRACE = 1
 """Seconds that a pod has to end by itself. With 0 the cluster forgets it before its node has ended it."""
 EXPIRED = 2
 """A Lease is expired after this many times its duration: clocks of machines differ."""
+REFUSED = (404, 409, 422)
+"""Another owner was faster, or the object is gone: 422 is a test of a patch that failed."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,12 +54,33 @@ _log = logging.getLogger(__name__)
 class Lease:
     """The Lease of one opening."""
 
-    def __init__(self, api: Api, found: Object) -> None:
+    def __init__(self, api: Api, seconds: int, process: str) -> None:
+        """``process``: the identity of the owner's process."""
         self._api = api
-        self.owner: str = found["metadata"]["labels"][OWNER]
-        self.name: str = found["metadata"]["name"]
-        self._uid: str = found["metadata"]["uid"]
-        self._seconds: int = found["spec"]["leaseDurationSeconds"]
+        self._seconds = seconds
+        self._process = process
+        self.owner = uuid.uuid4().hex[:20]
+        self.name = f"dutyfree-{self.owner}"
+        self._uid = ""
+
+    async def make(self) -> None:
+        """Raises ApiError, ApiLost."""
+        body = {
+            "apiVersion": GROUP,
+            "kind": "Lease",
+            "metadata": {
+                "name": self.name,
+                "labels": {OURS: "1", OWNER: self.owner},
+                "annotations": {PROCESS: self._process},
+            },
+            "spec": {
+                "holderIdentity": self.owner,
+                "leaseDurationSeconds": self._seconds,
+                "renewTime": _now(),
+            },
+        }
+        made = await self._api.request("POST", self._api.path("leases", group=GROUP), body=body)
+        self._uid = made["metadata"]["uid"]
 
     @property
     def reference(self) -> Object:
@@ -62,36 +92,32 @@ class Lease:
         while True:
             await anyio.sleep(self._seconds / 4)
             try:
-                await self._api.request(
-                    "PATCH",
-                    self._api.path("leases", self.name, group=GROUP),
-                    body={"spec": {"renewTime": _now()}},
-                    content=MERGE_PATCH,
-                )
+                await self._renew()
             except (ApiError, ApiLost) as error:
                 _log.warning("the lease %s could not be renewed: %s", self.name, error)
+
+    async def _renew(self) -> None:
+        try:
+            await self._api.request(
+                "PATCH",
+                self._api.path("leases", self.name, group=GROUP),
+                body={"spec": {"renewTime": _now()}},
+                content=MERGE_PATCH,
+            )
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            # Its pods go with it. New ones need a Lease that exists.
+            _log.warning("the lease %s was deleted from outside; so are its pods", self.name)
+            await self.make()
 
 
 @asynccontextmanager
 async def lease(api: Api, seconds: int) -> AsyncIterator[Lease]:
     """A Lease that is renewed until the end of the context, and deleted then. Raises ApiError, ApiLost."""
-    owner = uuid.uuid4().hex[:20]
-    process = await anyio.to_thread.run_sync(identity) or ""
-    made = await api.request(
-        "POST",
-        api.path("leases", group=GROUP),
-        body={
-            "apiVersion": GROUP,
-            "kind": "Lease",
-            "metadata": {
-                "name": f"dutyfree-{owner}",
-                "labels": {OURS: "1", OWNER: owner},
-                "annotations": {PROCESS: process},
-            },
-            "spec": {"holderIdentity": owner, "leaseDurationSeconds": seconds, "renewTime": _now()},
-        },
-    )
-    held = Lease(api, made)
+    process = await anyio.to_thread.run_sync(identity)
+    held = Lease(api, seconds, process or "")
+    await held.make()
     renewal = asyncio.create_task(held.renew())
     try:
         yield held
@@ -110,6 +136,28 @@ async def delete(api: Api, kind: str, name: str, *, group: str = "", grace: int 
         await api.request("DELETE", api.path(kind, name, group=group), body=body)
     except ApiError as error:
         if error.status == 404:
+            return False
+        raise
+    return True
+
+
+async def withdraw(api: Api, pod: Object) -> bool:
+    """Let nobody take a ready pod any more. False if it is gone, or somebody has taken it.
+
+    A pod that is not ready is left as it is: only its owner uses it. Raises ApiError, ApiLost.
+    """
+    labels = pod["metadata"]["labels"]
+    if labels.get(ROLE) != "ready":
+        return True
+    patch = [
+        {"op": "test", "path": f"/metadata/labels/{ROLE}", "value": "ready"},
+        {"op": "test", "path": f"/metadata/labels/{OWNER}", "value": labels[OWNER]},
+        {"op": "replace", "path": f"/metadata/labels/{ROLE}", "value": "leaving"},
+    ]
+    try:
+        await api.request("PATCH", api.path("pods", pod["metadata"]["name"]), body=patch, content=JSON_PATCH)
+    except ApiError as error:
+        if error.status in REFUSED:
             return False
         raise
     return True
@@ -135,23 +183,28 @@ async def remove_leftovers(api: Api, *, dry_run: bool = False) -> list[str]:
     known = {each["metadata"]["labels"].get(OWNER): each for each in leases["items"]}
     dead = [owner for owner, each in known.items() if await anyio.to_thread.run_sync(_is_dead, each)]
     pods = [
-        pod["metadata"]["name"]
+        pod
         for pod in found
         # Without a Lease: it was deleted, and the garbage collector has not come yet.
         if (owner := pod["metadata"]["labels"].get(OWNER)) in dead or owner not in known
         if not pod["metadata"].get("deletionTimestamp")
     ]
     if not dry_run:
-        for name in pods:
-            await delete(api, "pods", name, grace=GRACE)
+        for pod in [*pods]:
+            if await withdraw(api, pod):
+                await delete(api, "pods", pod["metadata"]["name"], grace=GRACE)
+            else:
+                pods.remove(pod)
         for owner in dead:
             await delete(api, "leases", known[owner]["metadata"]["name"], group=GROUP)
-    return pods
+    return [pod["metadata"]["name"] for pod in pods]
 
 
 def _is_dead(found: Object) -> bool:
     """Whether the owner of a Lease is dead. Blocks."""
-    if is_dead((found["metadata"].get("annotations") or {}).get(PROCESS, "")):
+    # Nodes may be clones of one machine, and owners in pods have the machine id of their image.
+    process = (found["metadata"].get("annotations") or {}).get(PROCESS, "")
+    if is_dead(process, after_reboot=False):
         return True
     spec = found["spec"]
     try:

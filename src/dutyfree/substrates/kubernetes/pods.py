@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
+import logging
 import math
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any, Literal, NamedTuple
 
 import anyio
@@ -32,6 +34,7 @@ from dutyfree.substrates.kubernetes.ownership import (
     Lease,
     cleanup_error,
     delete,
+    withdraw,
 )
 from dutyfree.substrates.kubernetes.watch import PodWatch
 
@@ -49,6 +52,11 @@ _WAIT = (
 # PID 1 with an exec for each action. It reaps, and does nothing.
 IDLE_SECONDS = 2147483647
 _IDLE = f"trap 'exit 0' TERM; while :; do sleep {IDLE_SECONDS} & wait $!; done"
+
+LATE_SECONDS = 120.0
+"""How long after a request without an answer its pod may still appear."""
+
+_log = logging.getLogger(__name__)
 
 _LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 
@@ -76,6 +84,7 @@ class Pods:
         self._api = api
         self._config = config
         self._lease = held
+        self._removing: set[asyncio.Task[None]] = set()
         self.watch = watch
 
     async def make(self, kind: PodKind, role: str, labels: Mapping[str, str]) -> Pod:
@@ -94,23 +103,26 @@ class Pods:
             with self.watch.listening(name, look):
                 # A cancellation waits for the answer: a deletion could arrive before the creation.
                 with anyio.CancelScope(shield=True):
-                    made = await self._create(body)
+                    made = await self._create(body, role)
                 marks["create"] = time.perf_counter()
                 self.watch.pods.setdefault(name, made)
                 await anyio.lowlevel.checkpoint_if_cancelled()
                 await self._running(name)
         except BaseException:
-            with anyio.CancelScope(shield=True), contextlib.suppress(CleanupError):
-                await self.remove(name)
+            if "create" in marks:
+                with anyio.CancelScope(shield=True), contextlib.suppress(ApiError, ApiLost, CleanupError):
+                    await self._discard(name)
             raise
         return Pod(name, _spans(zero, marks))
 
-    async def _create(self, body: Object) -> Object:
+    async def _create(self, body: Object, role: str) -> Object:
         try:
             return await self._api.request("POST", self._api.path("pods"), body=body)
         except ApiError as error:
             raise CreateError(f"the cluster refused the pod: {error}", remedy=_remedy(error)) from error
         except ApiLost as error:
+            if role == "sandbox":  # the pool uses a ready one as soon as it sees it
+                self.remove_late(body["metadata"]["name"])
             raise CreateError(str(error)) from error
 
     async def _running(self, name: str) -> None:
@@ -146,6 +158,47 @@ class Pods:
             raise cleanup_error(name, f"it exists after {self._config.remove_seconds:g} s") from error
         except (ApiError, ApiLost) as error:
             raise cleanup_error(name, error) from error
+
+    def remove_soon(self, name: str) -> None:
+        """Remove a pod in the background, unless another owner takes it before."""
+        self._start(self._discard(name))
+
+    def remove_late(self, name: str) -> None:
+        """Remove a pod as soon as it is there, and ours: a request for it got no answer."""
+        self._start(self._seen_and_removed(name))
+
+    async def _discard(self, name: str) -> None:
+        """Remove a pod, unless another owner has taken it. Raises ApiError, ApiLost, CleanupError."""
+        pod = self.watch.pods.get(name)
+        if pod is not None and await withdraw(self._api, pod):
+            await self.remove(name)
+
+    async def _seen_and_removed(self, name: str) -> None:
+        def judge(pod: Object | None) -> bool | None:
+            return True if pod is not None and pod["metadata"]["labels"].get(ROLE) == "sandbox" else None
+
+        with anyio.move_on_after(LATE_SECONDS):
+            await self.watch.until(name, judge)
+            await self.remove(name)
+
+    def _start(self, removal: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(removal)
+        self._removing.add(task)
+        task.add_done_callback(self._removed)
+
+    def _removed(self, task: asyncio.Task[None]) -> None:
+        self._removing.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("a pod could not be removed: %s", error)
+
+    async def close(self) -> None:
+        """Remove all pods that are left. What cannot be removed is left to the Lease."""
+        for task in [*self._removing]:
+            task.cancel()
+        for name in [*self.watch.pods]:
+            self.remove_soon(name)
+        while self._removing:
+            await asyncio.wait([*self._removing])
 
     # --- The pod ----------------------------------------------------------------------------------------
 

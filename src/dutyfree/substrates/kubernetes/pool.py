@@ -8,23 +8,23 @@ it closes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
+from collections.abc import Collection
 
 import anyio
+import anyio.lowlevel
 
-from dutyfree.contract.errors import CreateError
+from dutyfree.contract.errors import CleanupError, CreateError
 from dutyfree.substrates.kubernetes import status
 from dutyfree.substrates.kubernetes.api import JSON_PATCH, Api, ApiError, ApiLost, Object
-from dutyfree.substrates.kubernetes.ownership import KIND, OWNER, POOL, ROLE, Lease
+from dutyfree.substrates.kubernetes.ownership import KIND, OWNER, POOL, REFUSED, ROLE, Lease
 from dutyfree.substrates.kubernetes.pods import PodKind, Pods
 from dutyfree.substrates.kubernetes.watch import PodWatch
 
 KINDS = 8
 """Kinds of pods that an owner keeps; those of the kind that was not used longest are removed."""
-
-_REFUSED = (404, 409, 422)
-"""Another owner was faster, or the pod is gone: 422 is a test of a patch that failed."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +40,8 @@ class ReadyPods:
         self._shared = PodWatch(api, f"{ROLE}=ready,{POOL}={pool}")
         self._kinds: OrderedDict[str, PodKind] = OrderedDict()
         self._making: dict[str, asyncio.Task[None]] = {}
+        self._claiming: set[str] = set()
+        """Pods that a request of this owner is just taking, so that no other one tries it."""
         self._closed = False
 
     def __repr__(self) -> str:
@@ -56,10 +58,12 @@ class ReadyPods:
         Others are made in the background. Raises CreateError.
         """
         label = self._use(kind)
+        tried: set[str] = set()
         try:
-            for pod in self._candidates(label):
-                if await self._claim(pod):
-                    return str(pod["metadata"]["name"])
+            while (name := self._candidate(label, tried)) is not None:
+                tried.add(name)
+                if await self._claim(name):
+                    return name
         finally:
             self._refill(label)
         return None
@@ -81,22 +85,50 @@ class ReadyPods:
         self._kinds[label] = kind
         self._kinds.move_to_end(label)
         while len(self._kinds) > KINDS:
-            self._kinds.popitem(last=False)
+            unused, _ = self._kinds.popitem(last=False)
+            self._drop(unused)
         return label
 
-    def _candidates(self, label: str) -> list[Object]:
-        """Ready pods of a kind. Our own come first, so that owners seldom want the same one."""
-        own = self._own(label)
-        names = {pod["metadata"]["name"] for pod in own}
-        others = _of_kind(self._shared, label)
-        return own + [pod for pod in others if pod["metadata"]["name"] not in names]
+    def _drop(self, label: str) -> None:
+        """Remove our ready pods of a kind in the background."""
+        for pod in self._own(label):
+            self._pods.remove_soon(pod["metadata"]["name"])
+
+    def _candidate(self, label: str, tried: Collection[str]) -> str | None:
+        """A ready pod of a kind. Our own come first, so that owners seldom want the same one."""
+        for pod in (*self._own(label), *_of_kind(self._shared, label)):
+            name = str(pod["metadata"]["name"])
+            if name not in tried and name not in self._claiming:
+                return name
+        return None
 
     def _own(self, label: str) -> list[Object]:
         return _of_kind(self._pods.watch, label)
 
-    async def _claim(self, pod: Object) -> bool:
+    async def _claim(self, name: str) -> bool:
         """Make a pod ours, unless another owner was faster. Raises CreateError."""
-        name = pod["metadata"]["name"]
+        self._claiming.add(name)
+        try:
+            # A cancellation waits for the answer: then it is known whose pod it is.
+            with anyio.CancelScope(shield=True):
+                taken = await self._marked(name)
+        finally:
+            self._claiming.discard(name)
+        if taken is None:
+            return False
+        try:
+            await anyio.lowlevel.checkpoint_if_cancelled()
+        except BaseException:
+            with anyio.CancelScope(shield=True), contextlib.suppress(CleanupError):
+                await self._pods.remove(name)
+            raise
+        if not _is_ready(taken):  # it ended, or was deleted, a moment ago
+            self._pods.remove_soon(name)
+            return False
+        return True
+
+    async def _marked(self, name: str) -> Object | None:
+        """The pod, marked as ours; None if another owner was faster. Raises CreateError."""
         patch = [
             {"op": "test", "path": f"/metadata/labels/{ROLE}", "value": "ready"},
             {"op": "replace", "path": f"/metadata/labels/{ROLE}", "value": "sandbox"},
@@ -108,16 +140,18 @@ class ReadyPods:
                 "PATCH", self._api.path("pods", name), body=patch, content=JSON_PATCH
             )
         except ApiError as error:
-            if error.status in _REFUSED:
-                for watch in (self._shared, self._pods.watch):
-                    watch.pods.pop(name, None)
-                return False
-            raise CreateError(f"the pod {name} could not be taken from the pool: {error}") from error
+            if error.status not in REFUSED:
+                raise CreateError(f"the pod {name} could not be taken from the pool: {error}") from error
+            self._shared.pods.pop(name, None)
+            return None
         except ApiLost as error:
+            self._pods.remove_late(name)  # it may be ours now
             raise CreateError(str(error)) from error
         self._shared.pods.pop(name, None)
-        self._pods.watch.pods[name] = taken
-        return True
+        known = self._pods.watch.pods.get(name)
+        if known is None or known["metadata"]["labels"].get(ROLE) == "ready":  # the watch is not that far
+            self._pods.watch.pods[name] = taken
+        return taken
 
     def _refill(self, label: str) -> None:
         if label not in self._making and not self._closed and label in self._kinds:
@@ -127,6 +161,8 @@ class ReadyPods:
 
     def _made(self, label: str, task: asyncio.Task[None]) -> None:
         self._making.pop(label, None)
+        if label not in self._kinds:
+            self._drop(label)
         if not task.cancelled() and (error := task.exception()) is not None:
             # The next request makes its own, and gets the error.
             _log.warning("no pod could be made for the pool: %s", error)
@@ -134,7 +170,11 @@ class ReadyPods:
     async def _make_all(self, label: str) -> None:
         while (kind := self._kinds.get(label)) is not None and len(self._own(label)) < self.count:
             missing = self.count - len(self._own(label))
-            await asyncio.gather(*(self._pods.make(kind, "ready", {}) for _ in range(missing)))
+            making = (self._pods.make(kind, "ready", {}) for _ in range(missing))
+            made = await asyncio.gather(*making, return_exceptions=True)  # all end, whatever fails
+            for one in made:
+                if isinstance(one, BaseException):
+                    raise one
 
     async def close(self) -> None:
         """Make no more pods. The substrate removes those that nobody took."""

@@ -28,7 +28,7 @@ from dutyfree.engine.launcher.client import BINARY
 from dutyfree.engine.layers.command_defaults import ENVIRONMENT, WORKDIR
 from dutyfree.engine.store.cancel import CancelToken
 from dutyfree.engine.store.store import Store
-from dutyfree.substrates.kubernetes.api import Api, ApiError
+from dutyfree.substrates.kubernetes.api import Api, ApiError, ApiLost
 
 REPOSITORY = "dutyfree/study"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -54,12 +54,17 @@ class Blob(NamedTuple):
 
 
 async def announced(api: Api) -> str:
-    """The registry that the cluster names for images of its users, HOST[:PORT]; "" if it names none."""
+    """The registry that the cluster names for images of its users, HOST[:PORT]; "" if it names none.
+
+    Raises CreateError.
+    """
     try:
         path = "/api/v1/namespaces/kube-public/configmaps/local-registry-hosting"
         data = (await api.request("GET", path)).get("data") or {}
     except ApiError:
         return ""
+    except ApiLost as error:
+        raise CreateError(str(error)) from error
     for line in str(data.get("localRegistryHosting.v1", "")).splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "host":

@@ -21,10 +21,7 @@ from dutyfree.engine.layers.command_defaults import WORKDIR
 from dutyfree.substrates.kubernetes.api import Api
 from dutyfree.substrates.kubernetes.execution import ExecRequest, Execution
 from dutyfree.substrates.kubernetes.pods import Pods
-from dutyfree.substrates.local.command_files import FilesByCommands
-
-TOOL_OUTPUT = 1 << 30
-"""How many bytes of the output of a tool are kept: a file, or a listing, may be endless."""
+from dutyfree.substrates.local.command_files import TOOL_OUTPUT, FilesByCommands
 
 
 class PodSandbox(FilesByCommands):
@@ -79,7 +76,7 @@ class PodSandbox(FilesByCommands):
                 stdin=None if stdin is None else bytes(stdin),
                 timeout=timeout,
                 output=self._limits.output,
-                lone=self._running == 0,
+                with_strays=True,
             )
         )
         if seen is not None:
@@ -115,7 +112,7 @@ class PodSandbox(FilesByCommands):
         self._require_open()
         self._running += 1
         try:
-            execution = Execution(self._api, self._pods, self.id, request)
+            execution = Execution(self._api, self._pods, self.id, request, alone=lambda: self._running == 1)
             seen = await execution.run()
             self._oom_kills = max(self._oom_kills, execution.oom_kills)
             return seen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,7 +27,15 @@ _START = {
     "RunContainerError": "the container cannot be started",
     "CrashLoopBackOff": "the container ends at once",
 }
-_LOST = ("NodeLost", "NodeStatusUnknown", "NodeNotReady")
+_PASSING = re.compile(
+    r"QPS exceeded|too ?many ?requests|\b(429|50[0234])\b|time(d )?-?out|deadline exceeded|connection reset"
+    r"|unexpected EOF|temporar|reserve container name|^Back-off pulling image \"[^\"]*\"$",
+    re.IGNORECASE,
+)
+"""Causes after which the node tries again with some hope: a busy registry, or a busy node.
+
+A back-off without a cause only says that it will try again.
+"""
 
 
 def condition(pod: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
@@ -60,6 +69,8 @@ def failure(pod: Mapping[str, Any]) -> CreateError | None:
     name = pod["metadata"]["name"]
     waiting = _state(pod).get("waiting") or {}
     reason, said = waiting.get("reason", ""), waiting.get("message", "")
+    if _PASSING.search(said):
+        return None
     if reason in _PULL:
         image = pod["spec"]["containers"][0]["image"]
         return CreateError(
@@ -102,24 +113,27 @@ def ending(
 
     ``killed``: a signal killed the process that brought the stream to init.
     """
-    if pod is None or pod["metadata"].get("deletionTimestamp"):
+    if pod is None:
         return SandboxClosed(f"the pod {name} was deleted")
-    ready = condition(pod, "Ready")
-    status = pod.get("status") or {}
-    if ready.get("reason") in _LOST or status.get("reason") in _LOST:
-        return ExecError(
-            f"the node {pod['spec'].get('nodeName')} of the pod {name} is lost: {ready.get('message', '')}"
-        )
-    if not has_ended(pod):
-        return None
-    ended = _state(pod).get("terminated") or {}
+    status, disrupted = pod.get("status") or {}, condition(pod, "DisruptionTarget")
     if status.get("reason") == "Evicted":
         # Only the pod itself can exceed a limit of the pod.
         kind = SandboxGone if "exceeds the" in status.get("message", "") else ExecError
         return kind(f"the pod {name} was evicted: {status.get('message', '')}")
+    if disrupted.get("status") == "True":  # drained, preempted, or its node is lost
+        return ExecError(f"the cluster removes the pod {name}: {disrupted.get('message', '')}")
+    if pod["metadata"].get("deletionTimestamp"):
+        return SandboxClosed(f"the pod {name} was deleted")
+    if not has_ended(pod):
+        # Its container runs and has no probe: only its node can make it not ready.
+        if "running" in _state(pod) and condition(pod, "Ready").get("status") in ("False", "Unknown"):
+            return ExecError(f"the node {pod['spec'].get('nodeName')} of the pod {name} is lost")
+        return None
+    ended = _state(pod).get("terminated") or {}
     if status.get("reason") == "DeadlineExceeded":
         return SandboxClosed(f"the pod {name} has reached lifetime_seconds")
-    if ended.get("reason") == "OOMKilled":
+    # A container counts as OOMKilled, too, if the limit killed another process of it before.
+    if ended.get("reason") == "OOMKilled" and ended.get("exitCode") != 0:
         return SandboxGone(f"the pod {name} was killed by its memory limit")
     if killed and ended.get("exitCode") == 0:
         # Init lost its stream, and nothing else happened to the pod: a process in it killed the other one.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
 import socket
 import time
@@ -37,8 +35,6 @@ POLICY = "dutyfree-no-network"
 NETWORKING = "networking.k8s.io/v1"
 NODES = 20
 """Of more nodes the limits are not asked for."""
-
-_log = logging.getLogger(__name__)
 
 
 class Kubernetes:
@@ -302,11 +298,7 @@ class KubernetesSubstrate:
         """Remove all pods that are left. What cannot be removed is left to the Lease."""
         await self._images.close()
         await self._ready.close()
-        names = [*self._pods.watch.pods]
-        left = await asyncio.gather(*(self._pods.remove(name) for name in names), return_exceptions=True)
-        for error in left:
-            if error is not None:
-                _log.warning("%s", error)
+        await self._pods.close()
 
     async def sandboxes(self) -> list[str]:
         """The ids of the sandboxes that exist now. Raises ApiError, ApiLost."""

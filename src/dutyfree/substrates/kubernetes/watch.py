@@ -84,12 +84,14 @@ class PodWatch:
     # --- The watch ----------------------------------------------------------------------------------
 
     async def _list(self) -> None:
+        known = [*self.pods]  # a pod that is made from now on may be missing in the list
         found = await self._api.request(
             "GET", self._api.path("pods"), query={"labelSelector": self._selector}
         )
         seen = {pod["metadata"]["name"]: pod for pod in found["items"]}
-        for name in [name for name in self.pods if name not in seen]:
-            self._set(name, None)
+        for name in known:
+            if name not in seen:
+                self._set(name, None)
         for name, pod in seen.items():
             self._set(name, pod)
         self._version = found["metadata"]["resourceVersion"]

@@ -74,13 +74,7 @@ class Commands:
                 argv,
                 cwd=cwd,
                 env={**env, **self.mark, "DUTYFREE_EXEC": mark},
-                # While another command runs, a process without a mark could belong to that one.
-                kill=partial(
-                    kill_marked,
-                    f"DUTYFREE_EXEC={mark}",
-                    self._since,
-                    self._directory if self._running == 1 else "",
-                ),
+                kill=partial(self._kill_one, f"DUTYFREE_EXEC={mark}"),
                 stdin=stdin,
                 timeout=timeout,
                 user=user,
@@ -88,6 +82,10 @@ class Commands:
             )
         finally:
             self._running -= 1
+
+    def _kill_one(self, marker: str) -> int:
+        # While another command runs, a process without a mark could belong to that one.
+        return kill_marked(marker, self._since, self._directory if self._running == 1 else "")
 
     def kill(self) -> int:
         """Kill all processes of the sandbox. Returns how many. Blocks."""

@@ -32,6 +32,9 @@ from dutyfree.substrates.local.archive import pack, unpack
 
 ERRNO = 64
 
+TOOL_OUTPUT = 1 << 30
+"""How many bytes of the output of a tool are kept: a file, or a listing, may be endless."""
+
 _PRELUDE = """
 # Turn the error message of the shell or of a tool into an exit code.
 fail() {
@@ -178,9 +181,10 @@ class FilesByCommands(ABC):
 
     @abstractmethod
     async def run_tool(self, argv: tuple[str, ...], stdin: bytes | None = None) -> Observation:
-        """Run a command in the sandbox, without the recipe's variables, and keep all its output.
+        """Run a command in the sandbox, without the recipe's variables.
 
-        Raises the errors of ``exec``.
+        It is a program of the sandbox, so keep at most TOOL_OUTPUT bytes of its output. Raises the errors of
+        ``exec``.
         """
 
     async def read(self, path: str) -> bytes:

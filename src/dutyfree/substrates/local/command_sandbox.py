@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from secrets import token_hex
@@ -20,7 +19,7 @@ from dutyfree.contract.arguments import (
 )
 from dutyfree.contract.errors import ActionError, DispatchError, ExecError, SandboxClosed
 from dutyfree.substrates.local.command import Commands
-from dutyfree.substrates.local.command_files import FilesByCommands
+from dutyfree.substrates.local.command_files import TOOL_OUTPUT, FilesByCommands
 
 
 class EnteredSandbox(FilesByCommands):
@@ -98,7 +97,7 @@ class EnteredSandbox(FilesByCommands):
             raise DispatchError(f"all commands run as one user here, not as {user!r}")
 
     async def run_tool(self, argv: tuple[str, ...], stdin: bytes | None = None) -> Observation:
-        return await self._run(argv, "/", {}, stdin, None, sys.maxsize)
+        return await self._run(argv, "/", {}, stdin, None, TOOL_OUTPUT)
 
     async def _run(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import NamedTuple
 
 from dutyfree.engine.host import proc
@@ -13,7 +14,7 @@ class Strays(NamedTuple):
     """Processes of a container that emptied their environment, so that they have no mark."""
 
     container: str
-    """A part of the name of its control groups."""
+    """The name of its control group, or its path."""
     keeper: tuple[str, ...]
     """The end of the container's own command, which stays."""
 
@@ -60,4 +61,12 @@ def _stray(pid: int, environment: bytes, strays: Strays | None) -> bool:
 
 
 def _belongs(pid: int, container: str) -> bool:
-    return container in proc.text(f"{pid}/cgroup")
+    return is_in_group(proc.text(f"{pid}/cgroup"), container)
+
+
+def is_in_group(groups: str, name: str) -> bool:
+    """Whether this content of /proc/PID/cgroup has a group with this name, or one below it.
+
+    systemd calls the group of a container ``docker-NAME.scope``.
+    """
+    return re.search(rf"[/-]{re.escape(name)}(\.scope)?(/|$)", groups, re.MULTILINE) is not None

@@ -36,14 +36,18 @@ def _machine() -> str:
         return ""
 
 
-def is_dead(owner: str) -> bool:
-    """Whether the process with that identity is certainly dead; False if this process cannot know."""
+def is_dead(owner: str, *, after_reboot: bool = True) -> bool:
+    """Whether the process with that identity is certainly dead; False if this process cannot know.
+
+    ``after_reboot``: take another boot with the same machine id for an earlier one of this machine. Clones of
+    a machine, and containers of an image, may all have the same id.
+    """
     parts, ours = owner.split("/"), (identity() or "").split("/")
     if len(parts) != 5 or len(ours) != 5:
         return False
     boot, space, pid, _, machine = parts
     if boot != ours[0]:
-        return bool(machine) and machine == ours[4]
+        return after_reboot and bool(machine) and machine == ours[4]
     if space != ours[1] or not pid.isdigit():
         return False
     found = identity(pid)

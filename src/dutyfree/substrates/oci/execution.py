@@ -8,7 +8,6 @@ import itertools
 import os
 import posixpath
 import subprocess
-import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -30,11 +29,12 @@ from dutyfree.contract.arguments import (
 from dutyfree.contract.errors import ActionError, DispatchError, ExecError, SandboxClosed, SandboxGone
 from dutyfree.engine.layers.command_defaults import ENVIRONMENT, WORKDIR, CommandDefaults
 from dutyfree.substrates.local import command as local
-from dutyfree.substrates.local.command_files import FilesByCommands
+from dutyfree.substrates.local.command_files import TOOL_OUTPUT, FilesByCommands
 from dutyfree.substrates.local.container_processes import Strays, kill_tree
 from dutyfree.substrates.local.kill_script import KILL_SCRIPT, MARK
 from dutyfree.substrates.local.runtime_environment import runtime_environment
 from dutyfree.substrates.oci.container import Container
+from dutyfree.substrates.oci.ids import COUNT
 from dutyfree.substrates.oci.spec import PROGRAM
 
 KILL_SECONDS = 15.0
@@ -114,20 +114,28 @@ class ExecSandbox(FilesByCommands):
         return msgspec.structs.replace(seen, oom=True) if await self._oom_grew() else seen
 
     async def run_tool(self, argv: tuple[str, ...], stdin: bytes | None = None) -> Observation:
-        seen = await self._run(argv, "/", ENVIRONMENT, stdin, None, "", sys.maxsize)
+        seen = await self._run(argv, "/", ENVIRONMENT, stdin, None, "", TOOL_OUTPUT)
         if seen is None:
             raise DispatchError(f"the container {self.id} cannot run {argv[0]}: {self._said.strip()[-200:]}")
         return seen
 
     async def pause(self) -> None:
         self._require_open()
-        await self._container.freeze()
         self._paused = True
+        try:
+            await self._container.freeze()
+        except BaseException:
+            await self._go_on()
+            raise
 
     async def resume(self) -> None:
         if self._closed:
             self._require_open()
-        await self._container.thaw()
+        await self._go_on()
+
+    async def _go_on(self) -> None:
+        with anyio.CancelScope(shield=True):  # a container that is half resumed would run no command
+            await self._container.thaw()
         self._paused = False
 
     # --- One command ------------------------------------------------------------------------------------
@@ -162,7 +170,7 @@ class ExecSandbox(FilesByCommands):
                 line,
                 cwd="/",
                 env=runtime_environment({MARK: mark.partition("=")[2]}),
-                kill=partial(self._kill, mark, alone=self._running == 1),
+                kill=partial(self._kill, mark),
                 stdin=stdin,
                 timeout=timeout,
                 output=output,
@@ -177,9 +185,8 @@ class ExecSandbox(FilesByCommands):
 
     async def _lost(self, mark: str, number: int) -> NoReturn:
         """A signal ended the runtime's exec. It reports signals to the command as codes, so this was none."""
-        kill = partial(self._kill, mark, alone=self._running == 1)
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(kill)
+            await anyio.to_thread.run_sync(self._kill, mark)
         if self._closed:
             raise SandboxClosed(f"the sandbox {self.id} was closed while the command ran")
         kind = self._container.runtime.kind
@@ -222,8 +229,9 @@ class ExecSandbox(FilesByCommands):
         missing = any(text in self._said.lower() for text in MISSING)
         return not_started(f"{program}: {self._said.strip()[-200:]}", NOT_FOUND if missing else NOT_RUNNABLE)
 
-    def _kill(self, mark: str, *, alone: bool) -> None:
+    def _kill(self, mark: str) -> None:
         """Kill the processes of a command. gVisor's are not processes of this host. Blocks."""
+        alone = self._running == 1  # else a process without a mark may belong to another command
         if not self._container.runtime.is_gvisor:
             kill_tree(mark, strays=self._strays if alone else None)
             return
@@ -236,6 +244,7 @@ class ExecSandbox(FilesByCommands):
                 capture_output=True,
                 check=False,
                 timeout=KILL_SECONDS,
+                env=runtime_environment({}),
             )
 
     async def _identity(self, user: str) -> str:
@@ -243,13 +252,13 @@ class ExecSandbox(FilesByCommands):
         if not user or user in ("root", "0"):
             return ""
         if user not in self._users:
-            ids = [await self.run_tool(("id", flag, "--", user)) for flag in ("-u", "-g")]
-            if not all(one.ok for one in ids):
-                if not user.isdigit():
-                    raise Unrunnable(f"cannot run the command: there is no user {user!r}")
+            ids = [_told_id(await self.run_tool(("id", flag, "--", user))) for flag in ("-u", "-g")]
+            if all(ids):
+                self._users[user] = ":".join(ids)
+            elif user.isdigit():
                 self._users[user] = f"{user}:0"
             else:
-                self._users[user] = ":".join(one.stdout.decode().strip() for one in ids)
+                raise Unrunnable(f"cannot run the command: there is no user {user!r}")
         return self._users[user]
 
     async def _oom_grew(self) -> bool:
@@ -267,6 +276,13 @@ class ExecSandbox(FilesByCommands):
             raise self._gone
         if self._paused:
             raise DispatchError(f"the sandbox {self.id} is paused", remedy="resume it first")
+
+
+def _told_id(seen: Observation) -> str:
+    """The id that the sandbox's ``id`` printed; "" if it failed, or if no container has such an id."""
+    said = seen.stdout.strip()
+    is_id = seen.ok and len(said) <= len(str(COUNT)) and said.isdigit() and int(said) < COUNT
+    return said.decode() if is_id else ""
 
 
 def _remove(*files: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dutyfree.contract.errors import Unavailable
+from dutyfree.substrates.local.runtime_environment import runtime_environment
 from dutyfree.substrates.oci.groups import UNIFIED, Hosted
 
 INSTALL = {
@@ -101,7 +102,12 @@ class Runtime(NamedTuple):
     async def call(self, *words: str, seconds: float = 30.0) -> tuple[int, str]:
         """Run a short command of the runtime: its exit code, and what it wrote to stderr."""
         process = await asyncio.create_subprocess_exec(
-            *self.base, *words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            *self.base,
+            *words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=runtime_environment({}),
         )
         try:
             async with asyncio.timeout(seconds):
@@ -128,5 +134,12 @@ def find(kind: str, program: str) -> str:
 
 def version(program: str) -> str:
     """Blocks. Raises OSError, subprocess.SubprocessError."""
-    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run(
+        [program, "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+        env=runtime_environment({}),
+    )
     return done.stdout.splitlines()[0].split()[-1] if done.stdout else ""

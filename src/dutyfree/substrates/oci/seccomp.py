@@ -1,6 +1,7 @@
 """The seccomp filter of crun and runc: what Docker's default profile allows without extra capabilities.
 
-gVisor needs none: its own kernel answers the system calls. The list is the one of ``native``.
+gVisor needs none: its own kernel answers the system calls. The list is the one of ``native``, as are the
+families of sockets, of which Docker allows more.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ UNCONDITIONAL = ("ioctl", "prctl", "seccomp", "getsockopt", "setsockopt", "socke
 NEW_NAMESPACES = 0x7E020000
 """The flags of ``clone`` that make namespaces."""
 
-VSOCK = 40
-"""The family of sockets that reach the host of a virtual machine."""
+FAMILIES = (1, 2, 10, 16)
+"""Families of sockets: Unix, IPv4, IPv6, netlink. Not vsock, which reaches the host of a virtual machine."""
+
+LOWER_HALF = 0xFFFFFFFF
+"""What the kernel uses of a family. A comparison of all 64 bits would let the others disguise one."""
 
 PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 """Those that Docker allows: Linux and 32-bit Linux, also as a version 2.6; and to ask for the current one."""
@@ -45,11 +49,16 @@ def profile() -> dict[str, Any]:
             },
             # Its flags are in memory, so no filter sees them. Programs then use clone.
             {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": ENOSYS},
-            {
-                "names": ["socket"],
-                "action": allow,
-                "args": [{"index": 0, "value": VSOCK, "op": "SCMP_CMP_NE"}],
-            },
+            *(
+                {
+                    "names": ["socket"],
+                    "action": allow,
+                    "args": [
+                        {"index": 0, "value": LOWER_HALF, "valueTwo": family, "op": "SCMP_CMP_MASKED_EQ"}
+                    ],
+                }
+                for family in FAMILIES
+            ),
             *(
                 {
                     "names": ["personality"],

@@ -35,7 +35,7 @@ from dutyfree.engine.sandbox.init_sandbox import InitSandbox
 from dutyfree.substrates.docker import export
 from dutyfree.substrates.local.lifecycle import closing, require
 from dutyfree.substrates.local.owner import identity
-from dutyfree.substrates.local.reaper import OWNER, Reaper, remove_groups, remove_owned
+from dutyfree.substrates.local.reaper import OWNER, Reaper, remove_groups, remove_owned, remove_tree
 from dutyfree.substrates.oci import groups, runtime
 from dutyfree.substrates.oci.config import OciConfig
 from dutyfree.substrates.oci.container import Container
@@ -66,7 +66,6 @@ class Oci:
         self._node = node
         self._numbers = itertools.count(1)
         self._sandboxes: set[str] = set()
-        self._checkpoints: dict[tuple[Path, ...], Path] = {}
         self._checkpointing = anyio.Lock()
         self._is_open = False
 
@@ -162,22 +161,33 @@ class Oci:
             await self._image(lower)
 
     async def _image(self, lower: LowerDirectories) -> Path | None:
-        """With ``restore``, a checkpoint of a container on these directories whose init is ready."""
+        """With ``restore``, a checkpoint of a container on these directories whose init is ready.
+
+        It goes with the directories. Raises CreateError.
+        """
         if not self._config.restore:
             return None
+        image = lower.directory / "checkpoint"
         async with self._checkpointing:
-            if lower.paths not in self._checkpoints:
-                path = self._base / "layers" / f"checkpoint-{len(self._checkpoints)}"
-                await anyio.to_thread.run_sync(path.mkdir)
-                container, first_id = await anyio.to_thread.run_sync(self._new)
-                try:
-                    async with closing(_Destroyed(container)):
-                        await container.start(lower, Limits(), self._marks)
-                        await container.checkpoint(path)
-                finally:
-                    self._ids.release(first_id)
-                self._checkpoints[lower.paths] = path
-        return self._checkpoints[lower.paths]
+            if not await anyio.Path(image).exists():
+                await self._checkpoint(lower, image)
+        return image
+
+    async def _checkpoint(self, lower: LowerDirectories, image: Path) -> None:
+        partial = image.with_suffix(".partial")
+        container, first_id = await anyio.to_thread.run_sync(self._new)
+        try:
+            async with closing(_Destroyed(container)):
+                await container.start(lower, Limits(), self._marks)
+                await anyio.to_thread.run_sync(partial.mkdir)
+                await container.checkpoint(partial)
+            await anyio.to_thread.run_sync(partial.rename, image)
+        except OSError as error:
+            raise CreateError(f"the checkpoint of {container.name} cannot be made: {error}") from error
+        finally:
+            self._ids.release(first_id)
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(remove_tree, str(partial))
 
     @asynccontextmanager
     async def sandbox(

@@ -34,6 +34,11 @@ SAID = 2000
 
 KILL_SECONDS = 5.0
 
+ANSWER_MAX = 1 << 20
+"""Bytes of an answer of our own tools on the machine."""
+
+CHUNK = 1 << 18
+
 FIRST_SECONDS = 4.0
 """How long the first attempt to reach a machine that boots may take; each further one twice as long."""
 
@@ -83,6 +88,25 @@ class Session:
         while data := await self.process.stderr.read(4096):
             self._said = (self._said + data)[-SAID:]
 
+    async def exchange(self, stdin: bytes, most: int) -> bytes | None:
+        """Write its stdin, and read its stdout to the end. More than ``most`` bytes kill it: then None."""
+        process = self.process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(stdin)
+        process.stdin.close()
+        pieces, size = [], 0
+        while piece := await process.stdout.read(CHUNK):  # asyncio sees no exit before the end
+            size += len(piece)
+            if size <= most:
+                pieces.append(piece)
+            else:
+                pieces.clear()
+                self._kill()
+        with contextlib.suppress(ConnectionError):
+            await process.stdin.wait_closed()
+        return b"".join(pieces) if size <= most else None
+
     async def wait(self) -> int:
         """Wait for its end. Returns the exit code: that of the command, or LOST."""
         code = await self.process.wait()
@@ -92,12 +116,15 @@ class Session:
 
     async def end(self) -> None:
         """Kill the process. The machine then sees the end of the command's stdin."""
-        if self.is_running:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
+        self._kill()
         with anyio.CancelScope(shield=True):
             await self.wait()
             self._listening.cancel()
+
+    def _kill(self) -> None:
+        if self.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
 
 
 class Connection:
@@ -204,7 +231,9 @@ class Connections:
             session = await self.piped(connection, command)
             try:
                 with anyio.fail_after(self._config.connect_seconds):
-                    stdout = await _exchange(session.process, stdin)
+                    stdout = await session.exchange(stdin, ANSWER_MAX)
+                    if stdout is None:
+                        return LOST, b"", f"the answer has more than {ANSWER_MAX} bytes"
                     return await session.wait(), stdout, session.said
             except TimeoutError:
                 return LOST, b"", f"no answer within {self._config.connect_seconds:g} s"
@@ -238,6 +267,7 @@ class Connections:
             "ControlPersist=no",
             f"ServerAliveInterval={config.alive_seconds}",
             f"ConnectTimeout={max(1, int(seconds))}",
+            "ForwardAgent=no",
             "ForwardX11=no",
             "ClearAllForwardings=yes",
             "RequestTTY=no",
@@ -279,16 +309,6 @@ async def _greeting(session: Session) -> Machine | None:
             return Machine(words[1], words[2], words[3], words[4], words[5].strip())
     await session.wait()
     return None
-
-
-async def _exchange(process: asyncio.subprocess.Process, stdin: bytes) -> bytes:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(stdin)
-    with contextlib.suppress(ConnectionError):
-        await process.stdin.drain()
-    process.stdin.close()
-    return await process.stdout.read()
 
 
 def missing() -> Unavailable:

@@ -38,11 +38,12 @@ from dutyfree.contract.errors import (
     SandboxClosed,
     Unavailable,
 )
-from dutyfree.substrates.local.command_files import FilesByCommands
+from dutyfree.substrates.local.command_files import TOOL_OUTPUT, FilesByCommands
 from dutyfree.substrates.local.kill_script import MARK
 from dutyfree.substrates.ssh.config import SshConfig
-from dutyfree.substrates.ssh.connection import Connection, Connections, Session, for_shell, quoted
+from dutyfree.substrates.ssh.connection import CHUNK, Connection, Connections, for_shell, quoted
 from dutyfree.substrates.ssh.errors import last_line
+from dutyfree.substrates.ssh.guest import NOISE_MAX, OURS
 
 PREFIX = "exec-"
 OWNER = "DUTYFREE_SANDBOX"
@@ -51,8 +52,6 @@ MADE = b"dutyfree-made"
 KILL_SECONDS = 15.0
 TEXT_MAX = 120 << 10
 """Bytes of a remote command: the machine's shell gets it as one argument, of up to 128 KiB."""
-
-TOOL_OUTPUT = 1 << 30
 
 # $1 is the mark; $2, if given, is a directory: processes in it that have no mark are killed too. All are
 # stopped first, because a shell whose child dies would continue with its next line.
@@ -81,10 +80,11 @@ killed() {
 
 # A directory whose session was killed is removed by the next session. $1: the base, $2: the name.
 _HOLD = (
-    _KILL
+    OURS
+    + _KILL
     + r"""
 umask 022
-mkdir -p "$1" && cd "$1" && [ -O . ] || exit 70
+mkdir -p "$1" && ours "$1" && cd "$1" || exit 70
 for one in exec-*; do
   [ -f "$one/session" ] && [ ! -d "/proc/$(cat "$one/session")" ] && rm -rf "./$one"
 done
@@ -247,13 +247,15 @@ class ExecSandbox(FilesByCommands):
             sandbox, timed_out = self._sandbox, False
             session = await sandbox._connections.piped(self._connection, command)
             spawned = time.perf_counter()
-            received = asyncio.create_task(_exchange(session, stdin or b""))
+            received = asyncio.create_task(session.exchange(stdin or b"", 2 * self._keep + NOISE_MAX))
             try:
                 await asyncio.wait([received], timeout=timeout)
                 if not received.done():
                     timed_out = True
                     await self._kill(received)
                 stdout = await received if received.done() else b""
+                if stdout is None:
+                    raise CollectError("the machine sent more output than was asked for, so it was dropped")
                 code = await session.wait() if received.done() else 0
             except BaseException:
                 with anyio.CancelScope(shield=True):
@@ -270,7 +272,7 @@ class ExecSandbox(FilesByCommands):
                 )
             return self._observation(stdout, code, session.said, timed_out, spans)
 
-        async def _kill(self, received: asyncio.Task[bytes]) -> None:
+        async def _kill(self, received: asyncio.Task[bytes | None]) -> None:
             """Kill the command and its descendants, and wait for the rest of the output."""
             alone = self._sandbox.strays if self._sandbox._running == 1 else ""
             script = f'{_KILL}\nkilled "$1" "$2"'
@@ -322,18 +324,6 @@ def _not_assigned(words: tuple[str, ...]) -> tuple[str, ...]:
     return words
 
 
-async def _exchange(session: Session, stdin: bytes) -> bytes:
-    process = session.process
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(stdin)
-    process.stdin.close()
-    data = await process.stdout.read()
-    with contextlib.suppress(ConnectionError):
-        await process.stdin.wait_closed()
-    return data
-
-
 @asynccontextmanager
 async def held(
     connections: Connections, connection: Connection, config: SshConfig, directory: str, name: str
@@ -349,8 +339,9 @@ async def held(
         with anyio.move_on_after(config.connect_seconds):
             while (line := await stdout.readline()) and line.strip() != MADE:
                 pass
-            if line:
-                succeeded = True
+            if not line:
+                await session.wait()  # for all that it said
+            succeeded = bool(line)
         if not succeeded:
             raise CreateError(f"cannot make {directory}/{name}: {last_line(session.said) or 'no answer'}")
         succeeded = False
@@ -361,6 +352,8 @@ async def held(
             stdin.close()
             code: int | None = None
             with anyio.move_on_after(config.end_seconds):
+                while await stdout.read(CHUNK):  # asyncio sees no exit before the end of what came
+                    pass
                 code = await session.wait()
             await session.end()
         if code and succeeded:

@@ -25,18 +25,29 @@ PREAMBLE = b"\0dutyfree\n"
 """What init writes first. The start-up files of a login shell may print something before it."""
 
 NOISE_MAX = 1 << 16
+"""Bytes that such a file may print."""
+
+# Whether $1 is a directory that is ours, no link to one, and not writable for others: they could swap what we
+# run there. One lstat says all of it, so that nothing changes in between.
+OURS = r"""
+ours() {
+  [ -n "$(find "$1" -prune -type d -user "$(id -u)" ! -perm -020 ! -perm -002)" ] && return
+  echo "$1 is a link, belongs to another user, or others can write to it" >&2
+  return 1
+}
+"""
 
 # The copy gets its name when it is whole, so that no one runs a part of it.
 _INSTALL = (
-    'umask 022; mkdir -p "$1" && cd "$1" && cat >"$2.$$" && chmod 755 "$2.$$" && mv -f "$2.$$" "$2"'
-    ' && sha256sum "$2"'
+    f'{OURS}umask 022; mkdir -p "$1" && ours "$1" && cd "$1" && cat >"$2.$$" && chmod 755 "$2.$$"'
+    ' && mv -f "$2.$$" "$2" && sha256sum "$2"'
 )
-_CHECK = 'cd "$1" && [ -O . ] && [ -O "$2" ] && sha256sum "$2"'
+_CHECK = f'{OURS}ours "$1" && cd "$1" && [ -O "$2" ] && sha256sum "$2"'
 
 
 def base(config: SshConfig, machine: Machine) -> str:
     """The directory on the machine that has the sandboxes and init."""
-    return config.directory or f"{machine.temporary.rstrip('/')}/dutyfree-{machine.user}"
+    return config.directory.rstrip("/") or f"{machine.temporary.rstrip('/')}/dutyfree-{machine.user}"
 
 
 class Program:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import subprocess
-from pathlib import Path
+import time
 
 import anyio
 import anyio.to_thread
@@ -20,6 +21,9 @@ from dutyfree.substrates.vm.qemu import DEVICE, Files, Hardware, Qemu, Shape, gr
 
 PROBE_SECONDS = 20.0
 """A machine boots within a second with KVM."""
+
+FAILED_SECONDS = 3600.0
+"""For how long a failure is remembered: it may pass."""
 
 WORKS = "works"
 
@@ -41,29 +45,44 @@ async def hardware(config: VmConfig, files: Files) -> tuple[Hardware, str]:
 
 
 async def _kvm(config: VmConfig, files: Files) -> str:
-    """Why no machine boots with KVM, or WORKS. Remembered until the next boot of this host."""
-    if not (found := await anyio.to_thread.run_sync(_known)):
+    """Why no machine boots with KVM, or WORKS."""
+    if not await anyio.to_thread.run_sync(os.access, DEVICE, os.R_OK | os.W_OK):
+        return f"{DEVICE} cannot be opened"
+    record = await anyio.to_thread.run_sync(ProbeRecord, config, files)
+    if found := await anyio.to_thread.run_sync(record.read):
+        return found
+    try:
         found = await _boots(config, files)
-        await anyio.to_thread.run_sync(_remember, found)
+    except CreateError as error:
+        return error.message  # QEMU did not start, which says nothing about KVM
+    await anyio.to_thread.run_sync(record.write, found)
     return found
 
 
-def _memory() -> Path:
-    return folder() / f"kvm-{boot_id()}"
+class ProbeRecord:
+    """What was found since this host booted, for one machine of QEMU, one program and one kernel."""
 
+    def __init__(self, config: VmConfig, files: Files) -> None:
+        """Blocks."""
+        kernel = os.fstat(files.kernel)
+        tried = (config.machine, config.program, kernel.st_ino, kernel.st_ctime_ns)
+        self._boot = f"kvm-{boot_id()}"
+        self._path = folder() / f"{self._boot}-{hashlib.sha256(repr(tried).encode()).hexdigest()[:16]}"
 
-def _known() -> str:
-    if not os.access(DEVICE, os.R_OK | os.W_OK):
-        return f"{DEVICE} cannot be opened"
-    with contextlib.suppress(OSError):
-        return _memory().read_text()
-    return ""
+    def read(self) -> str:
+        """WORKS, or a failure of the last hour; else "". Blocks."""
+        with contextlib.suppress(OSError):
+            found = self._path.read_text()
+            if found == WORKS or time.time() - self._path.stat().st_mtime < FAILED_SECONDS:
+                return found
+        return ""
 
-
-def _remember(found: str) -> None:
-    for old in folder().glob("kvm-*"):
-        old.unlink(missing_ok=True)
-    _memory().write_text(found)
+    def write(self, found: str) -> None:
+        """Blocks. Raises OSError."""
+        for old in folder().glob("kvm-*"):
+            if not old.name.startswith(self._boot):
+                old.unlink(missing_ok=True)
+        self._path.write_text(found)
 
 
 def _emulated() -> Hardware:
@@ -72,12 +91,10 @@ def _emulated() -> Hardware:
 
 
 async def _boots(config: VmConfig, files: Files) -> str:
+    """Why no machine boots with KVM, or WORKS. Raises CreateError if QEMU does not start."""
     shape = Shape(256, 1, None, "1048576", "off")
-    try:
-        hardware = Hardware("kvm", group=await anyio.to_thread.run_sync(group, "kvm"))
-        qemu = await Qemu.start(config, hardware, shape, files, environment=runtime_environment({}))
-    except CreateError as error:
-        return error.message
+    hardware = Hardware("kvm", group=await anyio.to_thread.run_sync(group, "kvm"))
+    qemu = await Qemu.start(config, hardware, shape, files, environment=runtime_environment({}))
     try:
         with anyio.move_on_after(PROBE_SECONDS):
             while qemu.is_running and "internal error" not in qemu.said and _BOOTED not in qemu.said:

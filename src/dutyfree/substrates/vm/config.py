@@ -9,6 +9,7 @@ import msgspec
 from dutyfree.contract import Limits
 
 PROGRAM = "qemu-system-x86_64"
+LIMITS = Limits(cpus=1, memory=1 << 30, disk=8 << 30)
 
 
 class VmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,8 +27,8 @@ class VmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a machine writes: to a disk of its own, or to its memory (tmpfs)."""
     image: str = "study"
     """The image of a recipe without one, as for ``native``; "study" is the study's image."""
-    limits: Limits = Limits(cpus=1, memory=1 << 30, disk=8 << 30)
-    """The limits of a request without its own."""
+    limits: Limits = LIMITS
+    """The limits of a request without its own. What they leave out is as in ``LIMITS``."""
     program: str = PROGRAM
     """QEMU."""
     boot_seconds: Annotated[float, msgspec.Meta(gt=0)] = 120.0

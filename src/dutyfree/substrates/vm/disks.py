@@ -13,11 +13,13 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dutyfree.contract.errors import CreateError, Unavailable
 from dutyfree.engine.layers.lower_directories import LowerDirectories
+from dutyfree.engine.store import provenance
 from dutyfree.engine.store.locks import locked, try_lock
 from dutyfree.engine.store.store import Store
 from dutyfree.substrates.vm.kernel import folder
@@ -30,11 +32,12 @@ INODE = 256
 
 
 class Disks:
-    """The disks of one open substrate, as descriptors, until ``close``."""
+    """The disks of one open substrate, as descriptors, until ``close``. Threads may share it."""
 
     def __init__(self) -> None:
         self._open: dict[str, int] = {}
-        self._templates: dict[int, int] = {}
+        self._lock = threading.Lock()
+        """Held while a disk is made, so that all machines of a recipe get the same one."""
 
     def lower(self, found: LowerDirectories) -> tuple[int, ...]:
         """The layers of a recipe. Blocks. Raises CreateError."""
@@ -42,16 +45,17 @@ class Disks:
 
     def named(self, name: str, path: Path) -> int:
         """The disk of a directory whose name says all about its files. Blocks. Raises CreateError."""
-        if name not in self._open:
-            self._open[name] = _kept(path, name)
-        return self._open[name]
+        return self._once(name, lambda: _kept(path, name))
 
     def private(self, path: Path) -> int:
         """The disk of a directory, for this opening alone. Blocks. Raises CreateError."""
-        name = str(path)
-        if name not in self._open:
-            self._open[name] = _unnamed(path)
-        return self._open[name]
+        return self._once(str(path), lambda: _unnamed(path))
+
+    def _once(self, name: str, make: Callable[[], int]) -> int:
+        with self._lock:
+            if name not in self._open:
+                self._open[name] = make()
+            return self._open[name]
 
     def _layer(self, path: Path, chain: str) -> int:
         if name := _name(path):
@@ -61,20 +65,13 @@ class Disks:
 
     def upper(self, size: int) -> int:
         """A new empty disk of this size, which the caller closes. Blocks. Raises CreateError."""
-        if size not in self._templates:
-            with _reported("an empty disk"):
-                descriptor = _nameless()
-                os.truncate(descriptor, size)
-                _make(descriptor, "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard", "-m", "0")
-                self._templates[size] = descriptor
+        template = self._once(f"empty-{size}", lambda: _empty(size))
         with _reported("a disk"):
-            return copied(self._templates[size])
+            return copied(template)
 
     def close(self) -> None:
-        for descriptor in (*self._open.values(), *self._templates.values()):
-            os.close(descriptor)
-        self._open.clear()
-        self._templates.clear()
+        while self._open:
+            os.close(self._open.popitem()[1])
 
 
 def copied(source: int) -> int:
@@ -106,11 +103,18 @@ def _nameless() -> int:
 
 
 def _name(path: Path) -> str:
-    """The content key of a layer of the store, as the name of its disk; "" for other directories."""
+    """The name of the disk of a layer of the store, which says all about its files; "" for others. Blocks."""
     with contextlib.suppress(ValueError):
         relative = path.resolve().relative_to(Store().root.resolve())
-        return f"layer-{hashlib.sha256(str(relative).encode()).hexdigest()[:32]}"
+        return f"layer-{hashlib.sha256(f'{relative}{_build_id(path)}'.encode()).hexdigest()[:32]}"
     return ""
+
+
+def _build_id(path: Path) -> str:
+    """The build of a stage, whose key does not say which files it wrote; "" for the layer of an image."""
+    # The tree of an image is all its own: a file of that name there says nothing.
+    made = provenance.read(path.parent) if path.parent.name == "tree" else None
+    return f" {made.build_id}" if made is not None else ""
 
 
 def _kept(path: Path, name: str) -> int:
@@ -160,9 +164,27 @@ def unused() -> Iterator[Path]:
 
 
 def _unnamed(path: Path) -> int:
+    """A disk that no QEMU process can write to, although many share it."""
     with _reported(f"the disk of {path}"):
+        writable = _nameless()
+        try:
+            _fill(writable, path)
+            os.fchmod(writable, 0o444)
+            return os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.close(writable)
+
+
+def _empty(size: int) -> int:
+    """A disk that ``copied`` copies; no machine has it."""
+    with _reported("an empty disk"):
         descriptor = _nameless()
-        _fill(descriptor, path)
+        try:
+            os.truncate(descriptor, size)
+            _make(descriptor, "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard", "-m", "0")
+        except BaseException:
+            os.close(descriptor)
+            raise
         return descriptor
 
 

@@ -133,6 +133,7 @@ def _fetch(scratch: Path) -> Kernel:
         (scratch / "packed").write_bytes(packed[max(0, packed.find(LZ4)) :])
         # What follows the compressed kernel is not lz4's, so its exit code says nothing.
         (made / "vmlinux").write_bytes(_run("lz4", "-dc", "packed", at=scratch, checked=False))
+        (made / "vmlinux").chmod(0o644)  # QEMU, with another user id, opens it again by its descriptor
         if (made / "vmlinux").read_bytes()[:4] != b"\x7fELF":
             raise Unavailable(f"vm: the kernel of {name} could not be unpacked")
         target = folder() / name

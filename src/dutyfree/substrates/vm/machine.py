@@ -12,10 +12,13 @@ import os
 import secrets
 import struct
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from contextlib import asynccontextmanager
 
 import anyio
+import anyio.to_thread
 
-from dutyfree.contract.errors import CreateError, ExecError, SubstrateError
+from dutyfree.contract.errors import CreateError, ExecError, SandboxGone, SubstrateError
 from dutyfree.engine.sandbox.guest import Guest
 from dutyfree.substrates.vm.config import VmConfig
 from dutyfree.substrates.vm.kernel import seal
@@ -58,6 +61,8 @@ class MachineControl:
     async def explain(self) -> Exception:
         """Why the stream ended."""
         await self.qemu.wait()
+        if self.qemu.stopped_by_guest:
+            return SandboxGone(f"a process in sandbox {self._name} stopped its virtual machine")
         return ExecError(f"the virtual machine of sandbox {self._name} ended: {self.qemu.said}")
 
     def give_up(self) -> None:
@@ -76,16 +81,48 @@ class Saved:
         self.memory = memory
         self.state = state
         self.upper = upper
-
-    @property
-    def size(self) -> int:
-        """Bytes of memory in use."""
-        return os.fstat(self.memory).st_blocks * 512
+        self.users = 0
 
     def close(self) -> None:
+        """Blocks: the kernel frees the memory."""
         for descriptor in (self.memory, self.state, self.upper):
             if descriptor >= 0:
                 os.close(descriptor)
+
+
+class SavedMachines:
+    """Saved machines by their kind. Of those without a user, the most recently used ones stay."""
+
+    def __init__(self, idle: int = 8) -> None:
+        """``idle``: how many stay."""
+        self._idle = idle
+        self._saved: dict[Hashable, Saved] = {}
+        """The most recently used last."""
+        self._locks: dict[Hashable, anyio.Lock] = {}
+
+    @asynccontextmanager
+    async def use(self, kind: Hashable, save: Callable[[], Awaitable[Saved]]) -> AsyncIterator[Saved]:
+        """The saved machine of a kind, saved first if there is none. Raises what ``save`` raises."""
+        async with self._locks.setdefault(kind, anyio.Lock()):
+            if kind not in self._saved:
+                self._saved[kind] = await save()
+            saved = self._saved[kind] = self._saved.pop(kind)
+            saved.users += 1
+        try:
+            while (unused := self._unused()) is not None:
+                await anyio.to_thread.run_sync(unused.close)
+            yield saved
+        finally:
+            saved.users -= 1
+
+    def _unused(self) -> Saved | None:
+        """The one to close, if too many have no user."""
+        idle = [kind for kind, saved in self._saved.items() if not saved.users]
+        return self._saved.pop(idle[0]) if len(idle) > self._idle else None
+
+    def close(self) -> None:
+        while self._saved:
+            self._saved.popitem()[1].close()
 
 
 class Machines:
@@ -186,7 +223,7 @@ async def _save(qemu: Qemu, state: int) -> None:
     """Save everything but the memory, which is in its file already."""
     await _prepare(qemu, state)
     await qemu.request("migrate", {"uri": "fd:state"})
-    while (status := (await qemu.event("MIGRATION"))["data"]["status"]) != "completed":
+    while (status := await qemu.migration()) != "completed":
         if status == "failed":
             raise CreateError(f"QEMU could not save the machine: {qemu.said}")
 
@@ -213,6 +250,7 @@ async def ready(qemu: Qemu, name: str, seconds: float) -> Guest:
     control = MachineControl(name, qemu)
     port, guest = qemu.take_port(), None
     try:
+        await qemu.greet()  # so that it tells when the guest stops the machine
         seed, identity = secrets.token_bytes(64), secrets.token_hex(16)
         word = WORD.pack(b"dutyfree", time.time_ns(), seed, name.encode(), identity.encode())
         await asyncio.get_running_loop().sock_sendall(port, word)

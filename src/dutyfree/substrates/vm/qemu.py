@@ -33,6 +33,11 @@ REASONS = ("dutyfree-init:", "Kernel panic", "qemu-system")
 """Lines that say why a machine ended."""
 
 QMP_SECONDS = 60.0
+QMP_LINE, QMP_MESSAGES = 1 << 20, 64
+"""The bytes of a message from QEMU, and the messages that wait for a request, at most."""
+
+BROKEN = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What reading its messages may raise if a guest has taken it over."""
 
 DEVICE = "/dev/kvm"
 
@@ -178,11 +183,13 @@ class Qemu:
         self.port = port
         self._taken = False
         self._monitor = monitor
-        self._received = b""
+        self._messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(QMP_MESSAGES)
         self._greeted = False
+        self._shutdown = ""
         self._said: deque[bytes] = deque()
         self._heard = asyncio.Event()
         self._listening = asyncio.create_task(self._listen())
+        self._reading = asyncio.create_task(self._read())
 
     @classmethod
     async def start(
@@ -272,26 +279,50 @@ class Qemu:
     def is_running(self) -> bool:
         return self.process.returncode is None
 
+    @property
+    def stopped_by_guest(self) -> bool:
+        """Whether the guest itself stopped or restarted the machine, as far as QEMU told before it ended."""
+        return self._shutdown.startswith("guest-")
+
     async def wait(self) -> None:
         await self.process.wait()
-        await asyncio.wait([self._listening], timeout=1.0)
+        await asyncio.wait([self._listening, self._reading], timeout=1.0)
 
     async def kill(self) -> None:
         """End it, and wait until it has ended."""
         if not self._taken:
             self.port.close()
-        self._monitor.close()
         if self.is_running:
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
         with anyio.CancelScope(shield=True):
             await self.wait()
             self._listening.cancel()
+            self._reading.cancel()
+            await asyncio.wait([self._reading])  # else the event loop would still watch what is closed now
+            self._monitor.close()
 
     # --- QMP --------------------------------------------------------------------------------------------
 
+    async def _read(self) -> None:
+        """Take all messages as they come: the guest causes events, which would pile up in QEMU."""
+        received = b""
+        with contextlib.suppress(*BROKEN):
+            while len(received) < QMP_LINE:
+                data = await asyncio.get_running_loop().sock_recv(self._monitor, 1 << 16)
+                if not data:
+                    break
+                *lines, received = (received + data).split(b"\n")
+                for message in map(json.loads, lines):
+                    event = message.get("event")
+                    if event == "SHUTDOWN":
+                        self._shutdown = str(message["data"]["reason"])
+                    elif event in (None, "MIGRATION"):
+                        await self._messages.put(message)
+        await self._messages.put(None)
+
     async def greet(self) -> None:
-        """Before the first request. Raises CreateError."""
+        """Before the first request; from then on QEMU tells its events. Raises CreateError."""
         if not self._greeted:
             self._greeted = True
             await self._message()
@@ -322,23 +353,20 @@ class Qemu:
                 return int(words[3])
         raise CreateError("QEMU forwards no port into the machine")
 
-    async def event(self, name: str) -> dict[str, Any]:
-        """Wait for an event. Raises CreateError."""
-        while (message := await self._message()).get("event") != name:
+    async def migration(self) -> str:
+        """Wait for the next status of a save. Raises CreateError."""
+        while "event" not in (message := await self._message()):
             pass
-        return message
+        return str(message["data"]["status"])
 
     async def _message(self) -> dict[str, Any]:
         with anyio.move_on_after(QMP_SECONDS):
-            while b"\n" not in self._received:
-                data = await asyncio.get_running_loop().sock_recv(self._monitor, 1 << 16)
-                if not data:
-                    await self.wait()
-                    raise CreateError(f"QEMU ended: {self.said}")
-                self._received += data
-            line, _, self._received = self._received.partition(b"\n")
-            found: dict[str, Any] = json.loads(line)
-            return found
+            message = await self._messages.get()
+            if message is None:
+                self._messages.put_nowait(None)  # for the next one who asks
+                await self.wait()
+                raise CreateError(f"QEMU ended: {self.said}")
+            return message
         raise CreateError("QEMU does not answer")
 
 

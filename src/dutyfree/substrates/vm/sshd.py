@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -28,6 +29,7 @@ from dutyfree.engine.layers.command_defaults import ENVIRONMENT, WORKDIR
 from dutyfree.engine.layers.lower_directories import LowerDirectories
 from dutyfree.engine.sandbox.guest import Guest
 from dutyfree.engine.sandbox.init_sandbox import InitSandbox
+from dutyfree.engine.store import overlay
 from dutyfree.engine.store.locks import locked
 from dutyfree.substrates.ssh.config import SshConfig
 from dutyfree.substrates.ssh.connection import Connections
@@ -39,6 +41,8 @@ from dutyfree.substrates.vm.qemu import Qemu
 FORWARD = ",hostfwd=tcp:127.0.0.1:0-:22"
 PLACE = "etc/dutyfree-sshd"
 PROGRAM = "usr/sbin/sshd"
+MERGED = "usr/bin/sshd"
+"""The same in an image where usr/sbin is a link to usr/bin."""
 FILES = "/run/dutyfree"
 """Where actions keep their output in the guest."""
 
@@ -61,6 +65,7 @@ START = f"mkdir -p /run/sshd {FILES} && exec /{PROGRAM} -D -e -f /{PLACE}/sshd_c
 LISTENS = b"Server listening on 0.0.0.0"
 START_SECONDS = 60.0
 
+USERS = "etc/passwd"
 USER = "sshd:x:74:65534:sshd:/run/sshd:/usr/sbin/nologin"
 """Without rights; sshd runs as this user before the login."""
 
@@ -83,6 +88,13 @@ class SshdSandbox(ExecSandbox):
         seen = await super().exec(command, **given)
         return msgspec.structs.replace(seen, oom=True) if await self._guest.ran_out_of_memory() else seen
 
+    async def _run(self, *given: Any, **named: Any) -> Observation | None:
+        try:
+            return await super()._run(*given, **named)
+        except SubstrateError:
+            await self._guest.ping()  # raises SandboxGone if a process in it stopped the machine
+            raise
+
     @property
     def workdir(self) -> str:
         return WORKDIR
@@ -100,12 +112,12 @@ class Keys:
         self._directory = directory
         self._disks = disks
         self._environment = environment
-        self._made: dict[LowerDirectories, tuple[int, ...]] = {}
+        self._made: dict[str | tuple[Path, ...], tuple[int, ...]] = {}
         self._lock = anyio.Lock()
 
     async def disks(self, found: LowerDirectories) -> tuple[int, ...]:
         """The disks to put above the layers of a recipe. Raises CreateError."""
-        key = found._replace(defaults=None)  # type: ignore[arg-type]
+        key = found.key or found.paths
         async with self._lock:
             if key not in self._made:
                 self._made[key] = await anyio.to_thread.run_sync(self._layers, found)
@@ -119,12 +131,13 @@ class Keys:
         for name in ("host_key", "user_key.pub"):
             shutil.copy(self._directory / name, place / name)
         (place / "sshd_config").write_text(SETTINGS)
-        users = _read(found, "etc/passwd").decode(errors="surrogateescape")
+        users = _users(found).decode(errors="surrogateescape")
         if "\nsshd:" not in users:
             users = f"{users.rstrip()}\n{USER}\n".lstrip()
-        (own / "etc/passwd").write_text(users, errors="surrogateescape")
+        (own / USERS).write_text(users, errors="surrogateescape")
         disk = self._disks.private(own)
-        return (disk,) if _has(found, PROGRAM) else (disk, _packages(found, self._disks))
+        has_sshd = any(overlay.lookup(found.paths, name) for name in (PROGRAM, MERGED))
+        return (disk,) if has_sshd else (disk, _packages(found, self._disks))
 
     @asynccontextmanager
     async def reached(
@@ -209,21 +222,22 @@ async def _listening(inside: InitSandbox) -> None:
     raise CreateError(f"sshd in {inside.id} did not start: {said.decode(errors='replace').strip()}")
 
 
-# --- The packages -----------------------------------------------------------------------------------------
+# --- The files of the image -------------------------------------------------------------------------------
 
 
 def _find(found: LowerDirectories, name: str) -> Path | None:
-    """The file of the uppermost layer that has it."""
-    return next((path / name for path in found.paths if (path / name).is_file()), None)
+    """A file of the image. Raises CreateError for a link, which could lead to a file of this host."""
+    entry = overlay.lookup(found.paths, name)
+    if entry is None:
+        return None
+    if not stat.S_ISREG(entry.paths[0].lstat().st_mode):
+        raise CreateError(f"/{name} of the image is not a plain file", remedy='use actions="init"')
+    return entry.paths[0]
 
 
-def _has(found: LowerDirectories, name: str) -> bool:
-    return _find(found, name) is not None
-
-
-def _read(found: LowerDirectories, name: str) -> bytes:
-    path = _find(found, name)
-    return b"" if path is None else path.read_bytes()
+def _users(found: LowerDirectories) -> bytes:
+    """The image's /etc/passwd. Raises CreateError."""
+    return overlay.read(found.paths, USERS) if _find(found, USERS) is not None else b""
 
 
 def _packages(found: LowerDirectories, disks: Disks) -> int:
@@ -231,8 +245,8 @@ def _packages(found: LowerDirectories, disks: Disks) -> int:
     status = _find(found, "var/lib/dpkg/status")
     if status is None:
         raise CreateError("the image has no sshd, and is not of Debian", remedy='use actions="init"')
-    key = hashlib.sha256(status.read_bytes()).hexdigest()[:32]
-    name = f"sshd-{key}"
+    with status.open("rb") as file:
+        name = f"sshd-{hashlib.file_digest(file, 'sha256').hexdigest()[:32]}"
     target = folder() / "disks" / f"{name}.ext4"
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists():

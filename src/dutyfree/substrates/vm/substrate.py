@@ -38,9 +38,9 @@ from dutyfree.substrates.local.reaper import Reaper, remove_tree
 from dutyfree.substrates.local.runtime_environment import runtime_environment
 from dutyfree.substrates.native import Native, NativeConfig
 from dutyfree.substrates.vm import accelerator, kernel, sshd
-from dutyfree.substrates.vm.config import VmConfig
+from dutyfree.substrates.vm.config import LIMITS, VmConfig
 from dutyfree.substrates.vm.disks import MOST, Disks, copied
-from dutyfree.substrates.vm.machine import Machines, Saved, ready
+from dutyfree.substrates.vm.machine import Machines, Saved, SavedMachines, ready
 from dutyfree.substrates.vm.qemu import Files, Hardware, Qemu, Shape, version
 
 PREFIX = "dutyfree-vm-"
@@ -244,14 +244,11 @@ class VmSubstrate:
         self._keys = keys
         self._opening = f"vm-{secrets.token_hex(4)}"
         self._numbers = itertools.count(1)
-        self._saved: dict[_Kind, Saved] = {}
-        self._locks: dict[_Kind, anyio.Lock] = {}
+        self._saved = SavedMachines()
         self._living: set[str] = set()
 
     async def close(self) -> None:
-        for saved in self._saved.values():
-            saved.close()
-        self._saved.clear()
+        self._saved.close()
 
     # --- Sandboxes --------------------------------------------------------------------------------------
 
@@ -264,13 +261,11 @@ class VmSubstrate:
         labels: Mapping[str, str] | None = None,
     ) -> AsyncIterator[InitSandbox | sshd.SshdSandbox]:
         del labels  # nothing that could carry them outlives the sandbox
-        recipe, given = recipe or Recipe(), limited(limits, Limits())
+        recipe, given = recipe or Recipe(), filled(limited(limits, self._config.limits), self._config.limits)
         self._refuse(recipe, given)
-        merged = self._merged(given)
-        shape = self._shape(merged)
         begun = perf_counter()
         async with self._layers.open(recipe) as found:
-            kind = _Kind(shape, merged.disk, await self._lower(found))
+            kind = _Kind(self._shape(given), given.disk, await self._lower(found))
             marks = [("layers", perf_counter())]
             name = f"{self._opening}-{next(self._numbers)}"
             qemu = await self._machine(kind, marks)
@@ -305,14 +300,14 @@ class VmSubstrate:
         """A machine whose first process waits for its message. Raises CreateError."""
         files = self._files._replace(lower=kind.lower)
         forward = "" if self._keys is None else sshd.FORWARD
-        saved = await self._save(kind, files) if self._config.restore else None
         upper = -1
         try:
-            if saved is not None:
-                if saved.upper >= 0:
-                    upper = await anyio.to_thread.run_sync(copied, saved.upper)
-                marks.append(("disk", perf_counter()))
-                qemu = await self.machines.restore(saved, kind.shape, files, upper, forward)
+            if self._config.restore:
+                async with self._saved.use(kind, partial(self._save, kind, files)) as saved:
+                    if saved.upper >= 0:
+                        upper = await anyio.to_thread.run_sync(copied, saved.upper)
+                    marks.append(("disk", perf_counter()))
+                    qemu = await self.machines.restore(saved, kind.shape, files, upper, forward)
                 marks.append(("restore", perf_counter()))
             else:
                 upper = await self._upper(kind)
@@ -331,17 +326,14 @@ class VmSubstrate:
         return await anyio.to_thread.run_sync(self._disks.upper, kind.disk)
 
     async def _save(self, kind: _Kind, files: Files) -> Saved:
-        """The saved machine of a kind, booted if there is none yet. Raises CreateError."""
-        async with self._locks.setdefault(kind, anyio.Lock()):
-            if kind not in self._saved:
-                upper = await self._upper(kind)
-                try:
-                    self._saved[kind] = await self.machines.save(kind.shape, files, upper)
-                except BaseException:
-                    if upper >= 0:
-                        os.close(upper)
-                    raise
-            return self._saved[kind]
+        """Boot a machine of a kind, and save it. Raises CreateError."""
+        upper = await self._upper(kind)
+        try:
+            return await self.machines.save(kind.shape, files, upper)
+        except BaseException:
+            if upper >= 0:
+                os.close(upper)
+            raise
 
     @asynccontextmanager
     async def _reached(
@@ -355,10 +347,8 @@ class VmSubstrate:
             yield over_ssh
 
     def _refuse(self, recipe: Recipe, limits: Limits) -> None:
-        """Raises CreateError."""
+        """``limits`` are those of the machine. Raises CreateError."""
         run_stage.refuse_services(recipe, self.name)
-        if recipe.isolation is not None:
-            raise CreateError("vm isolates by a machine, and the recipe asks for other isolation")
         if limits.network not in (None, "off", "on"):
             raise CreateError(
                 "vm has no list of allowed hosts", remedy='use network="on" or "off", or native'
@@ -375,15 +365,6 @@ class VmSubstrate:
                 f"no machine boots with {limits.memory >> 20} MB", remedy="memory of 128M or more"
             )
 
-    def _merged(self, limits: Limits) -> Limits:
-        """With the option ``limits`` for what a request leaves out."""
-        usual = {
-            name: getattr(self._config.limits, name)
-            for name in ("cpus", "memory", "pids", "disk", "network")
-            if getattr(limits, name) is None
-        }
-        return msgspec.structs.replace(limits, **usual)
-
     def _shape(self, limits: Limits) -> Shape:
         memory = (limits.memory or LEAST_MEMORY) >> 20
         upper = "disk"
@@ -394,14 +375,15 @@ class VmSubstrate:
         return Shape(memory, math.ceil(limits.cpus or 1), limits.pids, upper, network)
 
     async def prepare(self, recipe: Recipe | None = None) -> None:
-        recipe = recipe or Recipe()
-        self._refuse(recipe, Limits())
+        recipe, usual = recipe or Recipe(), filled(self._config.limits, LIMITS)
+        self._refuse(recipe, usual)
         async with self._layers.open(recipe) as found:
             lower = await self._lower(found)
             if self._config.restore:
-                merged = self._merged(Limits())
-                kind = _Kind(self._shape(merged), merged.disk, lower)
-                await self._save(kind, self._files._replace(lower=lower))
+                kind = _Kind(self._shape(usual), usual.disk, lower)
+                save = partial(self._save, kind, self._files._replace(lower=lower))
+                async with self._saved.use(kind, save):
+                    pass
 
     async def sandboxes(self) -> list[str]:
         return sorted(self._living)
@@ -429,6 +411,15 @@ class VmSubstrate:
         facts["qemu"] = await anyio.to_thread.run_sync(version, config)
         async with self.sandbox() as sandbox:
             return facts | await run_stage.tools(sandbox)
+
+
+def filled(limits: Limits, option: Limits) -> Limits:
+    """The limits of a request, with the option ``limits`` and then LIMITS for what it leaves out."""
+    for usual in (option, LIMITS):
+        names = ("cpus", "memory", "pids", "disk", "network")
+        left = {name: getattr(usual, name) for name in names if getattr(limits, name) is None}
+        limits = msgspec.structs.replace(limits, **left)
+    return limits
 
 
 def _spans(begun: float, marks: list[tuple[str, float]]) -> tuple[Span, ...]:

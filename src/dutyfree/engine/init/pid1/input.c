@@ -2,7 +2,8 @@
  * end of a pipe instead, and FRAME_INPUT brings what is written into the pipe.
  *
  * The owner sends at most INPUT_WINDOW bytes that are not taken yet. FRAME_TAKEN reports how many the pipe took, so a
- * request that does not read blocks neither init nor other requests. */
+ * request that does not read blocks neither init nor other requests. There are at most two reports for each frame of
+ * input, which has at most REPORT_AT bytes, and none follows a report of 0. The owner relies on that (in_band.py). */
 #include "pid1/init.h"
 #include "sys.h"
 

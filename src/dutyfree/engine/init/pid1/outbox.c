@@ -61,8 +61,9 @@ void outbox_frame(uint16_t kind, uint16_t flags, uint32_t id, const void *a, siz
 		memcpy(at + sizeof head, a, a_size);
 	if (b_size)
 		memcpy(at + sizeof head + a_size, b, b_size);
-	/* A batch wakes the owner once, at its end. */
-	if (!queue_has_dependents(id))
+	/* A batch wakes the owner once, at its end. But with its window used up, the owner sends no more input before
+	 * FRAME_TAKEN. */
+	if (kind == FRAME_TAKEN || !queue_has_dependents(id))
 		urgent = true;
 	if (kind == FRAME_EXIT) {
 		const struct exit *result = a;
