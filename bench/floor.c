@@ -67,6 +67,9 @@ static uint64_t on_host(void)
 
 int payload_group = -1;
 
+/* The guest's side of init. There is no guest here. */
+bool answers_apart;
+
 /* The launcher's side of sandboxes on disk. There are none here. */
 int launcher_epoll = -1;
 

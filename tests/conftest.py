@@ -84,7 +84,11 @@ def blocking_calls_fail(request: pytest.FixtureRequest) -> Iterator[None]:
         found.can_block_in("<frozen importlib._bootstrap>", "_find_and_load")
         found.can_block_in("importlib/metadata/__init__.py", "entry_points")
         # In a thread, with an event loop of its own.
-        found.can_block_in("substrates/kubernetes/api.py", "_client")
+        found.can_block_in("substrates/kubernetes/api.py", "_cluster")
+        # Before a server serves.
+        found.can_block_in("server/service.py", "open")
+        found.can_block_in("server/listen.py", "serving")
+        found.can_block_in("server/e2b/template_store.py", "__enter__")
         if name in HARMLESS:
             found.can_block_in(*HARMLESS[name])
     watch.activate()
