@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import deque
+from collections import Counter, deque
 from typing import NamedTuple
 
 import pytest
@@ -33,6 +33,25 @@ def test_if_every_third_call_is_in_time_no_queue_stands(delays: list[float], fas
     for number, delay in enumerate(delays):
         control.note(fast if number % 3 == 0 else delay, number * STANDING / 5)
     assert not control.refusing
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.floats(0, 0.3)), max_size=200), st.booleans()
+)
+def test_the_sums_are_those_of_the_calls_that_run(
+    steps: list[tuple[str, bool, float]], refuses: bool
+) -> None:
+    control, running, now = OverloadControl(), deque[tuple[str, float]](), 0.0
+    if refuses:
+        now = late(control)
+    for tenant, begins, seconds in steps:
+        now += seconds
+        if not begins and running:
+            control.end(*running.popleft(), now)
+        elif control.admit(tenant, now):
+            running.append((tenant, now))
+        assert control._of_tenant == +sum(control._running, Counter())
+        assert control._count == control._of_tenant.total()
 
 
 # --- A model of the server ----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from time import perf_counter
 
 from dutyfree.contract import Observation
@@ -33,7 +33,7 @@ MOST = 0.7
 """The share of calls that are most of them."""
 DELAY = 0.01
 """Seconds that calls may take while others are refused."""
-ALWAYS = 96
+ALWAYS = 64
 """Calls that may run at once in any case."""
 BURST = 1024
 """Calls that may always begin together: the queue of a batch of rollouts grows for a moment, too."""
@@ -61,13 +61,13 @@ class _Lateness:
         self.count = 0
         """How many calls ran then."""
 
-    def note(self, delay: float, now: float, count: Callable[[], int]) -> float:
-        """A call was late by so much. Returns for how many seconds most have been late; 0 if they are not."""
+    def note(self, delay: float, now: float, count: int) -> float:
+        """A call was late by so much, and ``count`` run. Returns for how many seconds most have been late."""
         self._recent.append(delay >= self._limit)
         if sum(self._recent) < MOST * len(self._recent):
             self._since = None
         elif self._since is None:
-            self._since, self.count = now, count()
+            self._since, self.count = now, count
         return 0.0 if self._since is None else now - self._since
 
     def forget(self) -> None:
@@ -86,7 +86,13 @@ class OverloadControl:
         self._number = 0
         self._running: deque[Counter[str]] = deque([Counter() for _ in range(_BUCKETS)], _BUCKETS)
         """Calls of each tenant that have not ended, by when they began: the latest bucket is the last."""
+        self._count = 0
+        """All of these. The sums are kept, because a refusal must cost little: there may be many."""
+        self._of_tenant: Counter[str] = Counter()
+        """Those of each tenant that has any."""
         self._ended: deque[int] = deque([0] * _BUCKETS, _BUCKETS)
+        self._rate = 0.0
+        """Calls that ended per second."""
 
     @property
     def refusing(self) -> bool:
@@ -101,12 +107,7 @@ class OverloadControl:
             self._refused_at = now
 
     def _has_grown(self) -> bool:
-        count = self._count()
-        return count > BURST and count > self._growing.count
-
-    def _count(self) -> int:
-        """Calls that run, of those that began in the last second."""
-        return sum([bucket.total() for bucket in self._running])
+        return self._count > BURST and self._count > self._growing.count
 
     def admit(self, tenant: str, now: float) -> bool:
         """Whether a call of the tenant may begin. It then counts as running, until ``end``."""
@@ -120,14 +121,14 @@ class OverloadControl:
                 self._late.forget()
                 self._growing.forget()
         self._running[-1][tenant] += 1
+        self._count += 1
+        self._of_tenant[tenant] += 1
         return True
 
     def _is_full(self, tenant: str) -> bool:
         """Whether all that may run at once does, and the tenant has its share of it."""
-        running = sum(self._running, Counter[str]())
-        if running.total() < self.most:
-            return False
-        return running[tenant] >= self.most / len({*running, tenant})
+        most, tenants = self.most, self._of_tenant
+        return self._count >= most and tenants[tenant] >= most / (len(tenants) + (tenant not in tenants))
 
     def end(self, tenant: str, begun: float, now: float) -> None:
         """A call of the tenant has ended that began then."""
@@ -136,18 +137,32 @@ class OverloadControl:
         age = self._number - int(begun / _BUCKET)
         if 0 <= age < _BUCKETS and self._running[-1 - age][tenant] > 0:
             self._running[-1 - age][tenant] -= 1
+            self._forget(tenant, 1)
+
+    def _forget(self, tenant: str, count: int) -> None:
+        """So many calls of the tenant run no more, or count no more."""
+        self._count -= count
+        self._of_tenant[tenant] -= count
+        if not self._of_tenant[tenant]:
+            del self._of_tenant[tenant]
 
     @property
     def most(self) -> int:
         """How many calls may run at once while others are refused."""
-        return max(ALWAYS, int(sum(self._ended) / (_BUCKETS * _BUCKET) * DELAY))
+        return max(ALWAYS, int(self._rate * DELAY))
 
     def _advance(self, now: float) -> None:
         number = int(now / _BUCKET)
+        if number == self._number:
+            return
         for _ in range(min(number - self._number, _BUCKETS)):
+            for tenant, count in self._running[0].items():
+                if count:
+                    self._forget(tenant, count)
             self._running.append(Counter())
             self._ended.append(0)
         self._number = number
+        self._rate = sum(self._ended) / (_BUCKETS * _BUCKET)
 
 
 class Overload:
