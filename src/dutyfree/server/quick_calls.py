@@ -178,6 +178,7 @@ class QuickCall:
     def _end(self, found: object, error: BaseException | None) -> None:
         """Answer, and then record that it has ended."""
         self._ended = True
+        self._request.forget_callback()  # a cycle per call makes the garbage collector stop the server often
         channel, number = self._channel, self._number
         if error is None:
             kind, payload = Kind.RESULT, codec.encode(found)

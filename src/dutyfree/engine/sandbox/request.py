@@ -38,6 +38,10 @@ class Request(Generic[T]):
         self._pending.on_answer = callback
         self._pending.future.add_done_callback(lambda _: callback())  # if the sandbox fails
 
+    def forget_callback(self) -> None:
+        """It has ended. Without this, the callback and the request would keep each other alive."""
+        self._pending.on_answer = None
+
     def look(self) -> None:
         """Take what has come from the sandbox, without waiting for the event loop."""
         self._channel.look()
