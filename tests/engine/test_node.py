@@ -16,6 +16,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
+import uvloop
 
 import dutyfree
 from dutyfree import Limits, Recipe, Stage
@@ -247,8 +248,6 @@ def test_a_forked_copy_of_the_owner_holds_nothing() -> None:
 
 
 def test_uvloop() -> None:
-    uvloop = pytest.importorskip("uvloop")
-
     async def main() -> bytes:
         async with dutyfree.open("native") as substrate, substrate.sandbox() as sandbox:
             await sandbox.write("file", bytes(1_000_000))

@@ -110,6 +110,7 @@ class QuickCall:
         until = perf_counter() + SPIN
         while not self._ended and self._task is None and perf_counter() < until:
             self._request.look()
+            os.sched_yield()  # init may wait for this CPU
 
     def add_item(self, _data: bytes) -> None:
         """Raises ProtocolError."""

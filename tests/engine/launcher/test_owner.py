@@ -11,6 +11,7 @@ import threading
 
 import anyio
 import pytest
+import uvloop
 
 import dutyfree
 import dutyfree.sync
@@ -202,7 +203,6 @@ def test_event_loops(loop: str) -> None:
             await actions(substrate)
 
     if loop == "uvloop":
-        uvloop = pytest.importorskip("uvloop", reason="to enable it: pip install uvloop")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(main())
     else:

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -202,9 +202,15 @@ class Connection:
             await self.open()
         number = next(self._numbers) & 0xFFFFFFFF
         payload = codec.encode(Call(method, sandbox, msgspec.Raw(codec.encode(arguments)), traceparent()))
+        messages = iter(frames.pack(Kind.CALL, number, payload))
+        socket = self._open_socket()
+        has_room = socket.write(next(messages))
+        # While the server works: what it answers is not read before this task waits.
         pending = self._calls[number] = PendingCall(self, number, method, payload)
         try:
-            await self.send(Kind.CALL, number, payload)
+            if not has_room:
+                await socket.drain()
+            await _send_all(socket, messages)
         except BaseException:
             self._calls.pop(number, None)
             raise
@@ -230,12 +236,13 @@ class Connection:
 
     async def send(self, kind: Kind, number: int, payload: bytes = b"") -> None:
         """Raises DispatchError."""
-        socket = self._socket
-        if socket is None:
+        await _send_all(self._open_socket(), frames.pack(kind, number, payload))
+
+    def _open_socket(self) -> FrameSocket:
+        """Raises DispatchError."""
+        if self._socket is None:
             raise DispatchError(f"the connection to {self._address.url} was lost")
-        for frame in frames.pack(kind, number, payload):
-            if not socket.write(frame):
-                await socket.drain()
+        return self._socket
 
     def forget(self, number: int) -> None:
         self._calls.pop(number, None)
@@ -292,6 +299,12 @@ class Connection:
         if self._socket is not None:
             with contextlib.suppress(WebSocketException, OSError):
                 await self._socket.close()
+
+
+async def _send_all(socket: FrameSocket, messages: Iterable[bytes]) -> None:
+    for frame in messages:
+        if not socket.write(frame):
+            await socket.drain()
 
 
 class PendingCall:
