@@ -135,9 +135,9 @@ class Container:
         (self.directory / spec.ROOT).mkdir(parents=True)
         if self._config.storage == "disk":
             (self.directory / "disk").mkdir(mode=0o700)
-        wanted = spec.config(
-            self.runtime, self.group.name, self._first_id, limits, lower.defaults.environment
-        )
+        init = self.directory.parent / spec.INIT
+        environment = lower.defaults.environment
+        wanted = spec.config(self.runtime, init, self.group.name, self._first_id, limits, environment)
         (self.directory / "config.json").write_bytes(msgspec.json.encode(wanted))
         return self.group.make(limits) if self.runtime.is_gvisor and self.runtime.host.version else ""
 

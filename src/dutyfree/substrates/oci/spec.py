@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dutyfree.contract import Limits
-from dutyfree.engine.launcher.client import BINARY
 from dutyfree.engine.layers.command_defaults import WORKDIR
 from dutyfree.substrates.oci import groups, seccomp
 from dutyfree.substrates.oci.ids import COUNT
@@ -17,6 +17,9 @@ PROGRAM = "/.dutyfree-init"
 
 ROOT = "m/root"
 """Where the overlay is, in the directory of the bundle (``bundle.c``)."""
+
+INIT = "init"
+"""A copy of init beside the bundles: the root of a container may not reach the place of dutyfree itself."""
 
 HOSTNAME = "sandbox"
 
@@ -53,7 +56,7 @@ _MOUNTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 
 
 def config(
-    runtime: Runtime, group: str, first_id: int, limits: Limits, environment: Mapping[str, str]
+    runtime: Runtime, init: Path, group: str, first_id: int, limits: Limits, environment: Mapping[str, str]
 ) -> dict[str, Any]:
     """The content of config.json. ``environment`` is that of the runtime's exec."""
     guest = [PROGRAM, "guest", *(("3",) if runtime.copies else ())]
@@ -62,7 +65,7 @@ def config(
         {"destination": place, "type": kind, "source": kind, "options": list(options)}
         for place, kind, options in _MOUNTS
     ]
-    init = {"destination": PROGRAM, "type": "bind", "source": str(BINARY)}
+    program = {"destination": PROGRAM, "type": "bind", "source": str(init)}
     linux: dict[str, Any] = {
         "namespaces": [{"type": name} for name in NAMESPACES],
         "uidMappings": mapped,
@@ -79,7 +82,7 @@ def config(
         "ociVersion": "1.0.2",
         "root": {"path": ROOT, "readonly": False},
         "hostname": HOSTNAME,
-        "mounts": [*mounts, {**init, "options": ["bind", "ro", "nosuid", "nodev"]}],
+        "mounts": [*mounts, {**program, "options": ["bind", "ro", "nosuid", "nodev"]}],
         "process": {
             "terminal": False,
             "user": {"uid": 0, "gid": 0},

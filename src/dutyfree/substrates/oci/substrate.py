@@ -36,7 +36,7 @@ from dutyfree.substrates.docker import export
 from dutyfree.substrates.local.lifecycle import closing, require
 from dutyfree.substrates.local.owner import identity
 from dutyfree.substrates.local.reaper import OWNER, Reaper, remove_groups, remove_owned, remove_tree
-from dutyfree.substrates.oci import groups, runtime
+from dutyfree.substrates.oci import groups, runtime, spec
 from dutyfree.substrates.oci.config import OciConfig
 from dutyfree.substrates.oci.container import Container
 from dutyfree.substrates.oci.execution import ExecSandbox
@@ -115,6 +115,8 @@ class Oci:
             for path in (self._base, self._base / "layers", self._base / "state"):
                 path.mkdir(mode=0o700)
             self._base.chmod(0o711)
+            (self._base / spec.INIT).write_bytes(BINARY.read_bytes())
+            (self._base / spec.INIT).chmod(0o555)
             self._host = groups.hosted()
             program = runtime.find(self._config.runtime, self._config.program)
             self._runtime = Runtime(self._config.runtime, program, self._base / "state", self._host)
