@@ -147,6 +147,15 @@ def test_a_client_that_goes_away_stops_its_command(client: Client, sandbox: str)
     assert eventually(lambda: client("POST", f"{sandbox}/exec", alive)[1]["exit_code"] != 0)
 
 
+def test_a_client_that_goes_away_after_a_large_body_stops_its_command(client: Client, sandbox: str) -> None:
+    """Above 64 KiB uvicorn reads no further until it is asked to, and so would not see the end."""
+    wanted = {"command": "echo $$ > pid; sleep 1000", "stdin": "x" * (200 << 10)}
+    with _asking(client, f"{sandbox}/exec", wanted):
+        assert eventually(lambda: client.raw("GET", f"{sandbox}/files?path=pid")[0] == 200)
+    alive = {"command": "kill -0 $(cat pid)"}
+    assert eventually(lambda: client("POST", f"{sandbox}/exec", alive)[1]["exit_code"] != 0)
+
+
 def test_a_client_that_goes_away_at_once_leaves_no_command(client: Client, sandbox: str) -> None:
     for _ in range(20):
         with _asking(client, f"{sandbox}/exec", {"command": "sleep 1000"}):
@@ -161,7 +170,9 @@ def _asking(client: Client, path: str, body: Any) -> Iterator[None]:
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
     with socket.create_connection(tuple(client.address.split(":"))) as raw:  # type: ignore[arg-type]
-        raw.sendall(head.encode() + data)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        raw.sendall(head.encode())
+        raw.sendall(data)
         yield
 
 

@@ -287,6 +287,29 @@ async def test_an_upgrade_behind_a_running_request(server: tuple[Service, str], 
     await service.sandboxes.release(held)
 
 
+@pytest.mark.parametrize("upgrade", [b"tcp", b"websocket"])
+async def test_an_upgrade_behind_an_unread_answer(server: tuple[Service, str], upgrade: bytes) -> None:
+    """The connection would be that of the upgrade, and nothing would count the answer as read or lost."""
+    service, address = server
+    name = await sandbox_of(address)
+    held = service.sandboxes.get("local", name)
+    await held.sandbox.exec("head -c 64000000 /dev/zero > /workspace/large")
+    client = await Raw.open(address)
+    client.reader._transport.pause_reading()  # type: ignore[attr-defined]
+    path = f"/v1/sandboxes/{name}"
+    await client.send(f"GET {path}/files?path=large HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    used = service.quotas.bytes._used
+    await until(lambda: used[":127.0.0.1"] >= 64_000_000)
+    await client.send(
+        f"GET {path}/ports/80 HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: ".encode()
+        + upgrade
+        + b"\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    )
+    await until(lambda: not used)
+    client.close()
+    await service.sandboxes.release(held)
+
+
 async def test_the_connections_of_an_address_are_bounded(server: tuple[Service, str]) -> None:
     _, address = server
     clients = [await Raw.open(address) for _ in range(LIMITS.per_address)]

@@ -181,8 +181,12 @@ class HttpConnection(HttpToolsProtocol):
     def cancel_when_lost(self, task: asyncio.Task[Any] | None) -> None:
         """Cancel this task, and no other, when the client goes away."""
         self._working = task
-        if self.lost and task is not None:
+        if task is None:
+            return
+        if self.lost:
             self.loop.call_soon(self._cancel_working)
+        else:
+            self.flow.resume_reading()  # paused after a large body: then the end would not be seen
 
     def _cancel_working(self) -> None:
         if self._working is not None:
@@ -239,7 +243,8 @@ class HttpConnection(HttpToolsProtocol):
         return self.config.ports.target(self.url) is not None or super()._should_upgrade()
 
     def handle_websocket_upgrade(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
+        is_answered = self.cycle is None or self.cycle.response_complete
+        if not is_answered or self.flow.write_paused:  # write_paused: the client has not read the answer
             # From then on another protocol would learn that the connection is lost, and the request go on.
             self._refuse(400, "an upgrade must wait for the answers to the requests before it")
             return
