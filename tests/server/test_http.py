@@ -204,10 +204,11 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
         ("/sandboxes", b'{"metadata": ' + DEEP + b"}"),
         ("/swerex/deep/execute", b'{"command": ' + DEEP + b"}"),
         ("/v1/facts", b"\x81\xa1x" + b"\x91" * 100_000 + b"\xc0"),
+        ("/v1/missing", b"\x81\xa7digests" + b"\x91" * 100_000 + b"\xc0"),  # it is decoded twice
     ],
 )
 def test_what_is_nested_too_deeply_is_the_clients_mistake(client: Client, path: str, body: bytes) -> None:
-    kind = "application/msgpack" if path == "/v1/facts" else "application/json"
+    kind = "application/json" if body.startswith(b"{") else "application/msgpack"
     status, answer = client.raw("POST", path, body, **{"Content-Type": kind})
     assert status in (400, 422, 511), answer
     assert b"RecursionError" not in answer

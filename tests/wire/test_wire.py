@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dutyfree.contract import Entry, Exec, Found, Match, Observation, Recipe, Span, Stage, Write, errors
 from dutyfree.contract.errors import DutyfreeError, RecipeError
 from dutyfree.wire import codec, frames
-from dutyfree.wire.arguments import ARGUMENTS_MAX, PLAIN_MAX, decode_arguments
+from dutyfree.wire.arguments import ARGUMENTS_MAX, LARGEST_BATCH, PLAIN_MAX, decode_arguments
 from dutyfree.wire.calls import CALLS, Batch, Stream
 from dutyfree.wire.errors import CLASSES, WireError, code_of, describe, restore, retry_headers, status_of
 from dutyfree.wire.frames import Assembler, Kind
@@ -39,8 +39,9 @@ def test_what_has_a_wrong_type_is_refused() -> None:
     for wrong in ({"type": "exec", "command": 5}, {"type": "exec"}, "text", [1]):
         with pytest.raises(msgspec.ValidationError):
             codec.decode(codec.encode(wrong), Exec)
-    with pytest.raises((msgspec.DecodeError, ValueError)):
-        codec.decode(b"\xd4\x05x", str)
+    for wrong_text in (b"\xd4\x05x", b"\xd4\x01\xff"):  # of an unknown extension, and no UTF-8
+        with pytest.raises(msgspec.ValidationError):
+            codec.decode(wrong_text, str)
 
 
 def test_contents_may_be_large_and_everything_else_is_bounded() -> None:
@@ -53,9 +54,13 @@ def test_contents_may_be_large_and_everything_else_is_bounded() -> None:
     stream = Stream(Exec("cat", stdin=data))
     assert decode_arguments(codec.encode(stream), Stream) == stream
     maps = b"\xdd" + len(data).to_bytes(4, "big") + b"\x80" * len(data)
-    for head in (b"\x81\xa7command", b"\x81\xa4data", b"\x81\xa7unknown", b"\x81\xa7actions"):
+    for head in (b"\x81\xa7command", b"\x81\xa4data", b"\x81\xa7unknown"):
         with pytest.raises(msgspec.ValidationError, match="besides contents"):
             decode_arguments(head + maps, Exec)
+    with pytest.raises(msgspec.ValidationError, match=rf"length <= {LARGEST_BATCH} - at `\$.actions`"):
+        decode_arguments(b"\x81\xa7actions" + maps, Batch)
+    with pytest.raises(msgspec.DecodeError, match="truncated"):
+        decode_arguments(b"\x81\xa7command" + maps[:-1], Exec)
     with pytest.raises(msgspec.ValidationError, match="ext"):
         decode_arguments(codec.encode(Exec("\udcff" + "x" * PLAIN_MAX)), Exec)
 

@@ -60,10 +60,10 @@ def decode_arguments(data: bytes | msgspec.Raw, kind: type[T]) -> T:
 
 
 def _contents_size(data: bytes | msgspec.Raw) -> int:
-    """Bytes of contents; 0 for what is no call. Everything else is skipped, which takes no memory."""
-    try:
-        found = codec.decode(data, _Arguments, plain=False)
-    except msgspec.DecodeError:
-        return 0
+    """Bytes of contents. Everything else is skipped, which takes no memory.
+
+    Raises msgspec.ValidationError or msgspec.DecodeError for what is no call, or has too many actions.
+    """
+    found = codec.decode(data, _Arguments, plain=False)
     nested = found.actions if found.action is None else (found.action, *found.actions)
     return found.size + sum(action.size for action in nested)

@@ -37,14 +37,15 @@ def decode(data: bytes | memoryview | msgspec.Raw, kind: type[T], *, plain: bool
     if decoder is None:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
     try:
-        found: T = decoder.decode(data)
+        try:
+            found: T = decoder.decode(data)
+        except msgspec.ValidationError:
+            if not plain:
+                raise
+            untyped = msgspec.msgpack.decode(data, ext_hook=_unescaped)
+            found = msgspec.convert(untyped, kind, builtin_types=(bytes,))
     except RecursionError as error:
         raise msgspec.ValidationError("the values are nested too deeply") from error
-    except msgspec.ValidationError:
-        if not plain:
-            raise
-        untyped = msgspec.msgpack.decode(data, ext_hook=_unescaped)
-        return msgspec.convert(untyped, kind, builtin_types=(bytes,))
     return found
 
 
@@ -63,6 +64,10 @@ def _escaped(value: Any) -> Any:
 
 
 def _unescaped(code: int, data: memoryview) -> str:
+    """Raises msgspec.ValidationError."""
     if code != _TEXT:
-        raise ValueError(f"there is no extension type {code}")
-    return bytes(data).decode(errors="surrogatepass")
+        raise msgspec.ValidationError(f"there is no extension type {code}")
+    try:
+        return bytes(data).decode(errors="surrogatepass")
+    except UnicodeDecodeError as error:
+        raise msgspec.ValidationError(f"a text is not valid: {error}") from error
