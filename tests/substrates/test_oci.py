@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import stat
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -124,6 +125,66 @@ async def test_the_runtime_does_not_have_our_credentials(
         assert (await sandbox.exec("true")).ok
 
 
+def execs_of(name: str) -> list[int]:
+    """The runtimes that execute a command in a container now."""
+    found = []
+    for pid in proc.pids():
+        with contextlib.suppress(OSError):
+            words = proc.read(f"{pid}/cmdline").split(b"\0")
+            if b"exec" in words and name.encode() in words:
+                found.append(pid)
+    return found
+
+
+@pytest.mark.parametrize("runtime", ["crun", "runc", "runsc"])
+async def test_other_users_of_the_host_do_not_see_variables(runtime: str) -> None:
+    """Everybody can read the command line of a process. The files for the runtime are ours alone."""
+    need(runtime)
+    recipe = Recipe(env={"TOKEN": "hidden"})
+
+    def seen(base: Path, name: str) -> tuple[list[bytes], dict[str, int]]:
+        lines, modes = [], {}
+        for pid in proc.pids():
+            with contextlib.suppress(OSError):
+                lines.append(proc.read(f"{pid}/cmdline"))
+        for path in (base / name).iterdir():
+            with contextlib.suppress(OSError):  # a directory, or of an exec that has ended
+                if b"hidden" in path.read_bytes():
+                    modes[path.name] = stat.S_IMODE(path.stat().st_mode)
+        return lines, modes
+
+    async def run(sandbox: dutyfree.Sandbox) -> None:
+        await sandbox.exec("touch begun; sleep 1000", env={"OWN": "hidden-too"})
+
+    async with dutyfree.open("oci", runtime=runtime, actions="exec") as oci, oci.sandbox(recipe) as sandbox:
+        assert (await sandbox.exec("echo $TOKEN $OWN", env={"OWN": "too"})).stdout == b"hidden too\n"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run, sandbox)
+            await appeared(sandbox, "begun")
+            lines, modes = await anyio.to_thread.run_sync(seen, oci._base, sandbox.id)
+            tasks.cancel_scope.cancel()
+        assert [line for line in lines if b"exec" in line.split(b"\0") and sandbox.id.encode() in line]
+        assert not [line for line in lines if b"hidden" in line]
+        assert len(modes) > 1, "the configuration, and the file of the command"
+        assert {*modes.values()} == {0o600}
+
+
+@pytest.mark.parametrize("runtime", ["crun", "runc", "runsc"])
+async def test_commands_and_variables_may_have_any_bytes(runtime: str) -> None:
+    """The runtime gets them in JSON, which has none that are not UTF-8."""
+    need(runtime)
+    name = os.fsdecode(b"caf\xe9")
+    async with dutyfree.open("oci", runtime=runtime, actions="exec") as oci, oci.sandbox() as sandbox:
+        words = ("%s|", os.fsdecode(b"\xff\\101\n"), "é", "-n", "$A", "")
+        seen = await sandbox.exec(["printf", *words], env={"dutyfree_word": "mine"})
+        assert seen.stdout == b"\xff\\101\n|" + "é|-n|$A||".encode()
+        assert (await sandbox.exec(f"mkdir {name}")).ok
+        variables = {"A": os.fsdecode(b"\xfe\n"), "B": "ü"}
+        seen = await sandbox.exec('printf %s "$A$B"; pwd', cwd=name, env=variables)
+        assert seen.stdout == b"\xfe\n" + "ü".encode() + b"/workspace/caf\xe9\n"
+        assert (await sandbox.exec(f"exit 3 # {name}")).exit_code == 3
+
+
 async def test_short_commands_of_the_runtime_do_not_have_them_either(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -170,6 +231,37 @@ async def test_the_limit_of_the_disk(oci: Oci) -> None:
         seen = await sandbox.exec("head -c 20000000 /dev/zero > large")
         assert not seen.ok
         assert b"No space left" in seen.stderr
+
+
+@pytest.mark.parametrize("runtime", ["crun", "runc"])
+async def test_the_limit_of_the_disk_is_one_of_empty_files_too(runtime: str) -> None:
+    """Their inodes use memory."""
+    need(runtime)
+    async with (
+        dutyfree.open("oci", runtime=runtime) as oci,
+        oci.sandbox(limits=Limits(disk="4M")) as sandbox,
+    ):
+        most = 4 * 256 + 1024
+        assert 1024 < await empty_files(sandbox, ".", most + 1) <= most
+        for place in ("/dev", "/dev/shm"):
+            assert await empty_files(sandbox, place, 20_000) < 64 * 256 + 1024
+        assert not (await sandbox.exec("touch /sys/fs/cgroup/own")).ok
+
+
+async def empty_files(sandbox: dutyfree.Sandbox, place: str, count: int) -> int:
+    """Make empty files; how many could be made."""
+    code = f"""
+import os
+made = 0
+try:
+    for made in range({count}):
+        os.mknod(f"{place}/empty-{{made}}")
+    made += 1
+except OSError as error:
+    assert error.errno == 28, error
+print(made)
+"""
+    return int((await sandbox.exec(["python3", "-c", code])).stdout)
 
 
 # --- Recipes and images -------------------------------------------------------------------------------------
@@ -247,8 +339,8 @@ async def test_a_runtime_that_is_killed_is_no_failed_command() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run, sandbox)
             await appeared(sandbox, "begun")
-            words = f"exec --cwd .*{sandbox.id} .*sleep 1003"
-            await anyio.run_process(["pkill", "-KILL", "-x", "-f", f".*crun .*{words}"])
+            for pid in await anyio.to_thread.run_sync(execs_of, sandbox.id):
+                os.kill(pid, signal.SIGKILL)
         assert isinstance(failures[0], ExecError), failures
         assert "signal 9 ended crun exec" in str(failures[0])
         seen = await sandbox.exec("ps ax -o args")

@@ -17,7 +17,6 @@ from time import perf_counter
 
 import anyio
 import anyio.to_thread
-import msgspec
 
 from dutyfree.contract import Limits, Span
 from dutyfree.contract.errors import (
@@ -138,18 +137,18 @@ class Container:
         init = self.directory.parent / spec.INIT
         environment = lower.defaults.environment
         wanted = spec.config(self.runtime, init, self.group.name, self._first_id, limits, environment)
-        (self.directory / "config.json").write_bytes(msgspec.json.encode(wanted))
+        spec.write(self.directory / "config.json", wanted)
         return self.group.make(limits) if self.runtime.is_gvisor and self.runtime.host.version else ""
 
     def _command(self, lower: LowerDirectories, limits: Limits, groups: str, image: Path | None) -> list[str]:
-        size = f"mode=755,size={limits.disk}" if limits.disk is not None else "mode=755"
+        upper = ",".join(("mode=755", *(spec.bounds(limits.disk) if limits.disk is not None else ())))
         return [
             *(
                 str(BINARY),
                 "bundle",
                 str(self.directory),
                 str(self._first_id),
-                size,
+                upper,
                 self.runtime.hidden,
                 groups,
             ),

@@ -33,6 +33,7 @@ from dutyfree.substrates.local.command_files import TOOL_OUTPUT, FilesByCommands
 from dutyfree.substrates.local.container_processes import Strays, kill_tree
 from dutyfree.substrates.local.kill_script import KILL_SCRIPT, MARK
 from dutyfree.substrates.local.runtime_environment import runtime_environment
+from dutyfree.substrates.oci import spec
 from dutyfree.substrates.oci.container import Container
 from dutyfree.substrates.oci.ids import COUNT
 from dutyfree.substrates.oci.spec import PROGRAM
@@ -53,6 +54,16 @@ AT_FAULT = (
     ),
 )
 """The same if the command is at fault: the program, the directory, or their length."""
+
+DECODED = """
+for dutyfree_word do
+    shift
+    dutyfree_word=$(printf %bx "$dutyfree_word")
+    set -- "$@" "${dutyfree_word%x}"
+done
+cd -- "$1" && shift && exec "$@"
+"""
+"""Runs a command whose words are escaped; the first is its directory. The x keeps newlines at the end."""
 
 
 class ExecSandbox(FilesByCommands):
@@ -154,20 +165,21 @@ class ExecSandbox(FilesByCommands):
         self._require_open()
         number = next(self._numbers)
         mark = f"{MARK}={self.id}-{number}"
-        pid_file, log = (self._container.directory / f"{kind}-{number}" for kind in ("exec", "log"))
-        line = self._container.runtime.exec(
-            self.id,
-            argv,
-            cwd=cwd,
-            env=[*(f"{name}={value}" for name, value in variables.items()), mark],
-            user=user,
-            pid_file=pid_file,
-            log=log,
-        )
+        files = [self._container.directory / f"{kind}-{number}" for kind in ("process", "exec", "log")]
+        process, pid_file, log = files
+        runtime = self._container.runtime
+        env = [*(f"{name}={value}" for name, value in variables.items()), mark]
+        argv, env, cwd = _as_unicode(argv, env, cwd)
+        content = spec.process(runtime.inside(argv), env, cwd, user)
         self._running += 1
         try:
+            try:
+                await anyio.to_thread.run_sync(spec.write, process, content)
+            except OSError as error:
+                self._require_open()
+                raise DispatchError(f"a command for {self.id} cannot be written: {error}") from error
             seen = await local.run(
-                line,
+                runtime.exec(self.id, process, pid_file=pid_file, log=log),
                 cwd="/",
                 env=runtime_environment({MARK: mark.partition("=")[2]}),
                 kill=partial(self._kill, mark),
@@ -181,7 +193,7 @@ class ExecSandbox(FilesByCommands):
         finally:
             self._running -= 1
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(_remove, pid_file, log)
+                await anyio.to_thread.run_sync(_remove, *files)
 
     async def _lost(self, mark: str, number: int) -> NoReturn:
         """A signal ended the runtime's exec. It reports signals to the command as codes, so this was none."""
@@ -283,6 +295,34 @@ def _told_id(seen: Observation) -> str:
     said = seen.stdout.strip()
     is_id = seen.ok and len(said) <= len(str(COUNT)) and said.isdigit() and int(said) < COUNT
     return said.decode() if is_id else ""
+
+
+def _as_unicode(argv: tuple[str, ...], env: list[str], cwd: str) -> tuple[tuple[str, ...], list[str], str]:
+    """A command as JSON can have it. Texts may have any bytes, as surrogates: the container decodes these."""
+    if not any(map(_has_bytes, (*argv, *env, cwd))):
+        return argv, env, cwd
+    odd = [variable for variable in env if _has_bytes(variable)]
+    words = (cwd, *(("env", *odd) if odd else ()), *argv)
+    return (
+        ("/bin/sh", "-c", DECODED, "sh", *map(_escaped, words)),
+        [variable for variable in env if variable not in odd],
+        "/",
+    )
+
+
+def _has_bytes(text: str) -> bool:
+    """Whether it has bytes that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _escaped(text: str) -> str:
+    """For the ``%b`` of printf."""
+    data = text.encode(errors="surrogateescape")
+    return "".join(chr(byte) if byte < 0x80 and byte != 0x5C else f"\\0{byte:03o}" for byte in data)
 
 
 def _remove(*files: Path) -> None:

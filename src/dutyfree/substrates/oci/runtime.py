@@ -77,27 +77,17 @@ class Runtime(NamedTuple):
         """A file that a running container has a moment after its start. Until then crun does not know it."""
         return self.root / name / "status" if self.kind == "crun" else None
 
-    def exec(
-        self,
-        name: str,
-        argv: Sequence[str],
-        *,
-        cwd: str,
-        env: Sequence[str],
-        user: str,
-        pid_file: Path,
-        log: Path,
-    ) -> tuple[str, ...]:
-        """Run a command in a container. ``pid_file`` exists as soon as it runs."""
-        words = [*self.base, "exec", "--cwd", cwd, "--pid-file", str(pid_file)]
-        for variable in env:
-            words += ["--env", variable]
-        words += ["--user", user] if user else []
-        words += [] if self.is_gvisor else ["--no-new-privs"]
+    def exec(self, name: str, process: Path, *, pid_file: Path, log: Path) -> tuple[str, ...]:
+        """Run the command of a file in a container. ``pid_file`` exists as soon as it runs."""
+        # Every user of the host can read a command line, so neither the command nor its variables are in it.
+        words = (*self.base, "exec", "--process", str(process), "--pid-file", str(pid_file))
         if self.copies:
-            words += ["--preserve-fds", "3", name, "/bin/sh", "-c", APART[1], "sh", *argv]
-            return ("/bin/sh", "-c", APART[0], str(log), *words)
-        return (*words, name, *argv)
+            return ("/bin/sh", "-c", APART[0], str(log), *words, "--preserve-fds", "3", name)
+        return (*words, name)
+
+    def inside(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """What ``exec`` runs in the container for a command."""
+        return ("/bin/sh", "-c", APART[1], "sh", *argv) if self.copies else tuple(argv)
 
     async def call(self, *words: str, seconds: float = 30.0) -> tuple[int, str]:
         """Run a short command of the runtime: its exit code, and what it wrote to stderr."""

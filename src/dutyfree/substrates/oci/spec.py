@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from dutyfree.contract import Limits
 from dutyfree.engine.layers.command_defaults import WORKDIR
@@ -39,16 +42,26 @@ MASKED = (
     *("/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats"),
     *("/sys/devices/virtual/powercap", "/sys/firmware"),
 )
-READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+READ_ONLY = (
+    *("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"),
+    "/sys/fs/cgroup",  # with groups of version 1, runc mounts a tmpfs there that can be written to
+)
 
-SHM = "size=67108864"
+TMPFS = 64 << 20
+"""Bytes of each of the small ones."""
+
+
+def bounds(size: int) -> tuple[str, str]:
+    """The options of a tmpfs with this many bytes. Inodes use memory too, even those of empty files."""
+    return f"size={size}", f"nr_inodes={size // 4096 + 1024}"
+
 
 _QUIET = ("nosuid", "noexec", "nodev")
 _MOUNTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("/proc", "proc", _QUIET),
-    ("/dev", "tmpfs", ("nosuid", "strictatime", "mode=755", "size=65536k")),
+    ("/dev", "tmpfs", ("nosuid", "strictatime", "mode=755", *bounds(TMPFS))),
     ("/dev/pts", "devpts", ("nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620")),
-    ("/dev/shm", "tmpfs", (*_QUIET, "mode=1777", SHM)),  # noqa: S108 (in the container)
+    ("/dev/shm", "tmpfs", (*_QUIET, "mode=1777", *bounds(TMPFS))),  # noqa: S108 (in the container)
     ("/dev/mqueue", "mqueue", _QUIET),
     ("/sys", "sysfs", (*_QUIET, "ro")),
     ("/sys/fs/cgroup", "cgroup", (*_QUIET, "relatime", "ro")),
@@ -83,14 +96,27 @@ def config(
         "root": {"path": ROOT, "readonly": False},
         "hostname": HOSTNAME,
         "mounts": [*mounts, {**program, "options": ["bind", "ro", "nosuid", "nodev"]}],
-        "process": {
-            "terminal": False,
-            "user": {"uid": 0, "gid": 0},
-            "args": guest,
-            "env": [f"{name}={value}" for name, value in environment.items()],
-            "cwd": WORKDIR,
-            "noNewPrivileges": True,
-            "capabilities": {kind: list(CAPABILITIES) for kind in ("bounding", "effective", "permitted")},
-        },
+        "process": process(guest, [f"{name}={value}" for name, value in environment.items()], WORKDIR),
         "linux": linux,
     }
+
+
+def process(argv: Sequence[str], env: Sequence[str], cwd: str, user: str = "") -> dict[str, Any]:
+    """A process of a container. ``user``: its ids, as ``UID:GID``; by default those of root."""
+    uid, gid = map(int, user.split(":")) if user else (0, 0)
+    return {
+        "terminal": False,
+        "user": {"uid": uid, "gid": gid},
+        "args": argv,
+        "env": env,
+        "cwd": cwd,
+        "noNewPrivileges": True,
+        "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), CAPABILITIES),
+    }
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Write a new file for the runtime. Other users must not see its variables. Blocks. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(msgspec.json.encode(content))
