@@ -84,7 +84,7 @@ def blocking_calls_fail(request: pytest.FixtureRequest) -> Iterator[None]:
         found.can_block_in("<frozen importlib._bootstrap>", "_find_and_load")
         found.can_block_in("importlib/metadata/__init__.py", "entry_points")
         # In a thread, with an event loop of its own.
-        found.can_block_in("substrates/kubernetes/api.py", "_cluster")
+        found.can_block_in("substrates/kubernetes/api.py", ("_cluster", "fresh_keys"))
         # Before a server serves.
         found.can_block_in("server/service.py", "open")
         found.can_block_in("server/listen.py", "serving")

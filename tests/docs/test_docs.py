@@ -75,7 +75,9 @@ def test_commands_and_options_exist(name):
         command, words = app[words[0]], words[1:]
         if words and words[0] in command:
             command, words = command[words[0]], words[1:]
-        known = {option for argument in command.assemble_argument_collection() for option in argument.names}
+        is_group = command.default_command is None  # it has no options of its own
+        arguments = () if is_group else command.assemble_argument_collection()
+        known = {option for argument in arguments for option in argument.names}
         ours = words[: words.index("--")] if "--" in words else words  # what follows is another program's
         for word in ours:
             if word.startswith("--"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import anyio
 import pytest
@@ -28,12 +30,21 @@ from dutyfree.substrates.kubernetes import registry, status
 from dutyfree.substrates.kubernetes.api import Api, ApiError, connect
 from dutyfree.substrates.kubernetes.config import KubernetesConfig
 from dutyfree.substrates.kubernetes.execution import ExecRequest, Execution, MarkedStream
-from dutyfree.substrates.kubernetes.ownership import GROUP, OURS, delete, listed, remove_leftovers, withdraw
+from dutyfree.substrates.kubernetes.ownership import (
+    GROUP,
+    OURS,
+    ROLE,
+    delete,
+    listed,
+    remove_leftovers,
+    withdraw,
+)
 from dutyfree.substrates.kubernetes.ownership import OWNER as OWNER_LABEL
 from dutyfree.substrates.kubernetes.substrate import KubernetesSubstrate
 from dutyfree.substrates.kubernetes.watch import PodWatch
 from tests.awaiting import enter, together, until, until_not
 from tests.processes import speaking_python
+from tests.relay import Relay, relay
 
 INIT = ("timeout_kills_the_tree", "stdin_of_ten_megabytes", "tree_round_trip", "streaming")
 EXEC = ("exit_codes", "unread_stdin", "leaving_ends_what_runs", "timeout_kills_the_disguised")
@@ -455,6 +466,110 @@ async def test_owners_share_a_pool_and_never_take_the_same_pod(cluster: Api) -> 
     assert all(status.is_removed(pod) for pod in left)
 
 
+# --- Answers that are lost ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def unsteady(cluster: Api, tmp_path: Path) -> AsyncIterator[tuple[Relay, str]]:
+    """A relay in front of the API server, and a kubeconfig that goes through it."""
+    config = yaml.safe_load(await anyio.Path(cluster.source).read_text())
+    address = urlsplit(cluster.server)
+    async with relay(str(address.hostname), int(address.port or 443)) as made:
+        for each in config["clusters"]:
+            each["cluster"]["server"] = f"https://127.0.0.1:{made.port}"
+        (tmp_path / "config").write_text(yaml.safe_dump(config))
+        yield made, str(tmp_path / "config")
+
+
+async def _of_owner(cluster: Api, opened: KubernetesSubstrate) -> dict[str, str]:
+    """The pods of an owner that have processes, and their roles."""
+    found = await listed(cluster, opened.owner)
+    return {
+        pod["metadata"]["name"]: pod["metadata"]["labels"][ROLE]
+        for pod in found
+        if not status.is_removed(pod)
+    }
+
+
+async def test_a_pod_whose_creation_got_no_answer_is_removed(
+    cluster: Api, unsteady: tuple[Relay, str]
+) -> None:
+    between, config = unsteady
+    async with dutyfree.open("kubernetes", kubeconfig=config) as opened:
+        await opened.prepare()
+        between.answers.clear()
+
+        async def cut() -> None:
+            await until(lambda: _of_owner(cluster, opened))
+            between.cut()
+
+        async def create() -> None:
+            with pytest.raises(CreateError, match="does not answer"):
+                await enter(opened.sandbox())
+
+        await together(create, cut)
+        await until_not(lambda: _of_owner(cluster, opened))
+
+
+async def test_a_timeout_during_a_creation_leaves_no_pod(cluster: Api, unsteady: tuple[Relay, str]) -> None:
+    """``asyncio.timeout`` cancels the task itself, which no shield of anyio stops."""
+    between, config = unsteady
+    async with dutyfree.open("kubernetes", kubeconfig=config) as opened:
+        await opened.prepare()
+        between.answers.clear()
+        timed_out = anyio.Event()
+
+        async def answer() -> None:
+            await until(lambda: _of_owner(cluster, opened))
+            await anyio.sleep(1)
+            assert not timed_out.is_set()  # it waits to learn what became of its request
+            between.pass_on()
+
+        async def create() -> None:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await enter(opened.sandbox())
+            timed_out.set()
+
+        await together(create, answer)
+        await until_not(lambda: _of_owner(cluster, opened))
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_a_ready_pod_that_may_have_been_taken(
+    cluster: Api, unsteady: tuple[Relay, str], arrives: bool
+) -> None:
+    """No later request gets it. It is removed if it was taken."""
+    between, config = unsteady
+    options: dict[str, Any] = {"kubeconfig": config, "ready": 1, "pool": f"unclear-{os.getpid()}"}
+    async with dutyfree.open("kubernetes", **options) as opened:
+        await opened.prepare()
+        (name,) = await _of_owner(cluster, opened)
+        (between.answers if arrives else between.requests).clear()
+
+        async def cut() -> None:
+            if arrives:
+                await until(lambda: _is_taken())
+            else:
+                await anyio.sleep(1)
+            between.cut()
+
+        async def _is_taken() -> bool:
+            return (await _of_owner(cluster, opened)).get(name) == "sandbox"
+
+        async def take() -> None:
+            with pytest.raises(CreateError, match="could not be taken"):
+                await enter(opened.sandbox())
+
+        await together(take, cut)
+        async with opened.sandbox() as sandbox:
+            assert sandbox.id != name
+            assert (await sandbox.exec("echo fine")).stdout == b"fine\n"
+            if arrives:
+                await until_not(_is_taken)
+            assert (await sandbox.exec("echo fine")).stdout == b"fine\n"
+
+
 # --- The watch --------------------------------------------------------------------------------------------
 
 
@@ -538,7 +653,7 @@ def pod(state: dict[str, Any] | None = None, **given: Any) -> dict[str, Any]:
     states = [{"name": "sandbox", "state": state}] if state else []
     return {
         "metadata": {"name": "p"},
-        "spec": {"nodeName": "n", "containers": [{"image": "i"}]},
+        "spec": {"nodeName": "n", "containers": [{"image": "x:1.502"}]},
         "status": {"phase": "Running", "containerStatuses": states, **given},
     }
 
@@ -571,6 +686,7 @@ def test_why_a_pod_ended(given: dict[str, Any] | None, kind: type, said: str) ->
     ("reason", "message", "fails"),
     [
         ("ErrImagePull", "manifest for x:1 not found", True),
+        ("ErrImagePull", "x:1.502: not found", True),
         ("ErrImagePull", "pull QPS exceeded", False),
         ("ErrImagePull", "unexpected status code: 429 Too Many Requests", False),
         ("ErrImagePull", "net/http: TLS handshake timeout", False),

@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 
 from dutyfree.contract import Limits, Span
 from dutyfree.contract.errors import CleanupError, CreateError
@@ -20,6 +19,7 @@ from dutyfree.substrates.docker.engine import REMEDY, Engine, EngineError, Engin
 from dutyfree.substrates.docker.execution import KEEPER
 from dutyfree.substrates.docker.gc import ROLE, remove
 from dutyfree.substrates.docker.sandbox import WORKDIR
+from dutyfree.substrates.local.lifecycle import uninterrupted
 
 CREATE_SECONDS = 120.0
 """How long the engine may take to create a container, and then to start it."""
@@ -118,23 +118,23 @@ class Containers:
 
     async def _request(self, body: dict[str, Any]) -> str:
         """Create a container. A cancellation waits for the engine's answer, then removes the container."""
-        container = ""
+
+        async def ask() -> str:
+            with anyio.fail_after(CREATE_SECONDS):
+                return str((await self._engine.request("POST", "/containers/create", json=body))["Id"])
+
+        async def discard(container: str) -> None:
+            with suppress(CleanupError):
+                await remove(self._engine, container)
+
         try:
-            with anyio.CancelScope(shield=True), anyio.fail_after(CREATE_SECONDS):
-                container = (await self._engine.request("POST", "/containers/create", json=body))["Id"]
-            await anyio.lowlevel.checkpoint_if_cancelled()
+            return await uninterrupted(ask(), discard)
         except EngineError as error:
             raise CreateError(f"the Docker engine could not create the container: {error}") from error
         except (EngineLost, TimeoutError) as error:
             raise CreateError(
                 f"the Docker engine could not create the container: {error or 'no answer'}", remedy=REMEDY
             ) from error
-        except BaseException:
-            if container:
-                with anyio.CancelScope(shield=True), suppress(CleanupError):
-                    await remove(self._engine, container)
-            raise
-        return container
 
     async def _start(self, container: str, *, with_init: bool) -> Guest | None:
         opened: Guest | None = None

@@ -38,11 +38,13 @@ CHANNELS = "v4.channel.k8s.io"
 CLOSE_SECONDS = 5.0
 WATCH_SECONDS = 300
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
-"""Seconds and counts after which a kept connection whose other end is gone counts as broken."""
+"""Seconds and counts after which a silent connection whose other end is gone counts as broken."""
+UNTAKEN_SECONDS = 60
+"""The same, while data is on its way that the other end does not take."""
 BUSY_RETRIES = 5
 """How often a request is repeated that the server refused because it has too many."""
 
-_BUSY, _UNAUTHORIZED = 429, 401
+_BUSY, _UNAUTHORIZED, _FORBIDDEN = 429, 401, 403
 
 T = TypeVar("T")
 Object = dict[str, Any]
@@ -60,9 +62,16 @@ class ApiError(Exception):
         self.reason = reason
         self.wait = wait
 
+    @property
+    def may_be_done(self) -> bool:
+        """Whether what was asked for may have been done: an error of the server itself does not say."""
+        return self.status >= 500
+
 
 class ApiLost(Exception):  # noqa: N818 (names the state)
     """The API server does not answer, or the connection to it broke."""
+
+    may_be_done = True
 
 
 class Api:
@@ -169,9 +178,12 @@ class Api:
 
     @asynccontextmanager
     async def execution(
-        self, pod: str, command: Sequence[str], *, container: str, stdin: bool
+        self, pod: str, command: Sequence[str], *, container: str, stdin: bool, reads: bool = False
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        """Run a command in a pod; its streams are channels of the websocket. Raises ApiError, ApiLost."""
+        """Run a command in a pod; its streams are channels of the websocket. Raises ApiError, ApiLost.
+
+        ``reads``: the command reads its stdin as long as the connection works.
+        """
         import aiohttp
 
         flags = {"container": container, "stdin": str(stdin).lower(), "stdout": "true", "stderr": "true"}
@@ -190,12 +202,13 @@ class Api:
                     self._answer_seconds,
                 )
             except aiohttp.WSServerHandshakeError as error:
-                raise ApiError(error.status, error.message) from error
+                hint = "; the account needs create and get on pods/exec" if error.status == _FORBIDDEN else ""
+                raise ApiError(error.status, f"the exec was refused: {error.status}{hint}") from error
             except (aiohttp.ClientError, OSError) as error:
                 raise ApiLost(self._lost(error)) from error
 
         websocket = await self._logged_in(connect)
-        _keep_alive(websocket.get_extra_info("socket"))
+        _keep_alive(websocket.get_extra_info("socket"), reads)
         try:
             yield websocket
         finally:
@@ -231,7 +244,13 @@ class Api:
         async with self._renewing:
             if await self._login() == used and self._fresh_keys is not None:
                 try:
-                    self._settings.api_key = dict(await anyio.to_thread.run_sync(self._fresh_keys))
+                    with anyio.fail_after(self._answer_seconds):  # its program may wait for a person
+                        fresh = await anyio.to_thread.run_sync(self._fresh_keys, abandon_on_cancel=True)
+                    self._settings.api_key = dict(fresh)
+                except TimeoutError as error:
+                    raise ApiError(
+                        _UNAUTHORIZED, f"no new login within {self._answer_seconds:g} s (answer_seconds)"
+                    ) from error
                 except Exception as error:  # of the kubeconfig's login, or of its program
                     raise ApiError(_UNAUTHORIZED, f"the login could not be renewed: {error}") from error
             return await self._login() != used
@@ -263,15 +282,18 @@ def _decoded(status: int, data: bytes, headers: Mapping[str, str]) -> Object:
     return dict(found)
 
 
-def _keep_alive(connection: Any) -> None:
-    """Let the kernel notice when the other end of a connection is gone, however long that is silent.
+def _keep_alive(connection: Any, reads: bool) -> None:
+    """Let the kernel notice when the other end of a connection is gone.
 
-    Pings of the websocket would not do: a server answers none while a command does not read its stdin.
+    Pings of the websocket would not do: a server answers none while a command does not read its stdin. Nor is
+    there a limit for data that such a command does not take.
     """
     if connection is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in KEEPALIVE.items():
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        if reads:  # the kernel sends no probes while data is on its way
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNTAKEN_SECONDS * 1000)
 
 
 # --- Which cluster ----------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class KubernetesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lifetime_seconds: Annotated[int, msgspec.Meta(gt=0)] = 86400
     """The cluster ends a pod at this age, whatever happens to its owner."""
     lease_seconds: Annotated[int, msgspec.Meta(ge=3)] = 60
-    """An owner that did not renew its lease for twice this time counts as dead."""
+    """An owner that did not renew its lease for twice this time, and ten minutes at least, counts as dead."""
     create_seconds: _Seconds = 300.0
     """How long a pod may take until it runs."""
     answer_seconds: _Seconds = 30.0

@@ -43,8 +43,9 @@ PROCESS = "dutyfree.process"
 GROUP = "coordination.k8s.io/v1"
 GRACE = 1
 """Seconds that a pod has to end by itself. With 0 the cluster forgets it before its node has ended it."""
-EXPIRED = 2
-"""A Lease is expired after this many times its duration: clocks of machines differ."""
+EXPIRED, SKEW_SECONDS = 2, 600
+"""A Lease is expired after this many times its duration, but not before these seconds: clocks of machines
+differ."""
 REFUSED = (404, 409, 422)
 """Another owner was faster, or the object is gone: 422 is a test of a patch that failed."""
 
@@ -212,7 +213,7 @@ def _is_dead(found: Object) -> bool:
     except (KeyError, ValueError):
         return False
     age = (datetime.datetime.now(datetime.UTC) - renewed).total_seconds()
-    return age > EXPIRED * int(spec.get("leaseDurationSeconds") or 60)
+    return age > max(SKEW_SECONDS, EXPIRED * int(spec.get("leaseDurationSeconds") or 60))
 
 
 def _now() -> str:

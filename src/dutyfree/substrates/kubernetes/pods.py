@@ -14,7 +14,6 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Literal, NamedTuple
 
 import anyio
-import anyio.lowlevel
 import msgspec
 
 from dutyfree.contract import Limits, Span
@@ -37,6 +36,7 @@ from dutyfree.substrates.kubernetes.ownership import (
     withdraw,
 )
 from dutyfree.substrates.kubernetes.watch import PodWatch
+from dutyfree.substrates.local.lifecycle import uninterrupted
 
 DIRECTORY = "/.dutyfree"
 PROGRAM = f"{DIRECTORY}/init"
@@ -53,8 +53,11 @@ _WAIT = (
 IDLE_SECONDS = 2147483647
 _IDLE = f"trap 'exit 0' TERM; while :; do sleep {IDLE_SECONDS} & wait $!; done"
 
+DROPPED = ("AUDIT_WRITE", "MKNOD", "NET_RAW")
+"""Usual capabilities that no sandbox needs. With raw sockets, one pod can pretend to be another."""
+
 LATE_SECONDS = 120.0
-"""How long after a request without an answer its pod may still appear."""
+"""How long after a request without a clear answer its pod may still appear."""
 
 _log = logging.getLogger(__name__)
 
@@ -99,31 +102,32 @@ class Pods:
                 if pod is not None and step not in marks and status.holds(pod, condition):
                     marks[step] = time.perf_counter()
 
-        try:
-            with self.watch.listening(name, look):
-                # A cancellation waits for the answer: a deletion could arrive before the creation.
-                with anyio.CancelScope(shield=True):
-                    made = await self._create(body, role)
-                marks["create"] = time.perf_counter()
-                self.watch.pods.setdefault(name, made)
-                await anyio.lowlevel.checkpoint_if_cancelled()
+        async def discard(made: Object) -> None:
+            self.watch.pods.setdefault(name, made)
+            with anyio.CancelScope(shield=True), contextlib.suppress(ApiError, ApiLost, CleanupError):
+                await self._discard(name)
+
+        with self.watch.listening(name, look):
+            made = await uninterrupted(self._create(body, role), discard)
+            marks["create"] = time.perf_counter()
+            self.watch.pods.setdefault(name, made)
+            try:
                 await self._running(name)
-        except BaseException:
-            if "create" in marks:
-                with anyio.CancelScope(shield=True), contextlib.suppress(ApiError, ApiLost, CleanupError):
-                    await self._discard(name)
-            raise
+            except BaseException:
+                await discard(made)
+                raise
         return Pod(name, _spans(zero, marks))
 
     async def _create(self, body: Object, role: str) -> Object:
         try:
             return await self._api.request("POST", self._api.path("pods"), body=body)
-        except ApiError as error:
-            raise CreateError(f"the cluster refused the pod: {error}", remedy=_remedy(error)) from error
-        except ApiLost as error:
-            if role == "sandbox":  # the pool uses a ready one as soon as it sees it
+        except (ApiError, ApiLost) as error:
+            # The pool uses a ready one as soon as it sees it.
+            if error.may_be_done and role == "sandbox":
                 self.remove_late(body["metadata"]["name"])
-            raise CreateError(str(error)) from error
+            if isinstance(error, ApiLost):
+                raise CreateError(str(error)) from error
+            raise CreateError(f"the cluster refused the pod: {error}", remedy=_remedy(error)) from error
 
     async def _running(self, name: str) -> None:
         def judge(pod: Object | None) -> bool | None:
@@ -163,9 +167,9 @@ class Pods:
         """Remove a pod in the background, unless another owner takes it before."""
         self._start(self._discard(name))
 
-    def remove_late(self, name: str) -> None:
-        """Remove a pod as soon as it is there, and ours: a request for it got no answer."""
-        self._start(self._seen_and_removed(name))
+    def remove_late(self, name: str) -> asyncio.Task[None]:
+        """Remove a pod as soon as it is there, and ours: whether a request for it was done is not known."""
+        return self._start(self._seen_and_removed(name))
 
     async def _discard(self, name: str) -> None:
         """Remove a pod, unless another owner has taken it. Raises ApiError, ApiLost, CleanupError."""
@@ -181,10 +185,11 @@ class Pods:
             await self.watch.until(name, judge)
             await self.remove(name)
 
-    def _start(self, removal: Coroutine[Any, Any, None]) -> None:
+    def _start(self, removal: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(removal)
         self._removing.add(task)
         task.add_done_callback(self._removed)
+        return task
 
     def _removed(self, task: asyncio.Task[None]) -> None:
         self._removing.discard(task)
@@ -234,6 +239,7 @@ class Pods:
             "workingDir": WORKDIR,
             "env": [{"name": "HOME", "value": WORKDIR}],
             "resources": self._resources(kind.limits),
+            "securityContext": {"capabilities": {"drop": list(DROPPED)}},
         }
         spec: Object = {
             "containers": [container],
@@ -273,7 +279,7 @@ class Pods:
 
 
 def _add_init(program: str, container: Object, spec: Object) -> None:
-    container["securityContext"] = {"runAsUser": 0}
+    container["securityContext"]["runAsUser"] = 0
     container["command"] = [PROGRAM, "pod"]
     if program == "stream":
         container["command"] = ["/bin/sh", "-c", _WAIT]
@@ -328,6 +334,6 @@ def _spans(zero: float, marks: Mapping[str, float]) -> tuple[Span, ...]:
 def _remedy(error: ApiError) -> str:
     if "exceeded quota" in error.message:
         return "remove other pods, or raise the namespace's quota"
-    if error.status == 403:
+    if error.status == 403 and "cannot create resource" in error.message:
         return "give the account the rights that docs/kubernetes.md lists"
     return ""

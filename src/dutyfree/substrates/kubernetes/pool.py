@@ -14,7 +14,6 @@ from collections import OrderedDict
 from collections.abc import Collection
 
 import anyio
-import anyio.lowlevel
 
 from dutyfree.contract.errors import CleanupError, CreateError
 from dutyfree.substrates.kubernetes import status
@@ -22,6 +21,7 @@ from dutyfree.substrates.kubernetes.api import JSON_PATCH, Api, ApiError, ApiLos
 from dutyfree.substrates.kubernetes.ownership import KIND, OWNER, POOL, REFUSED, ROLE, Lease
 from dutyfree.substrates.kubernetes.pods import PodKind, Pods
 from dutyfree.substrates.kubernetes.watch import PodWatch
+from dutyfree.substrates.local.lifecycle import uninterrupted
 
 KINDS = 8
 """Kinds of pods that an owner keeps; those of the kind that was not used longest are removed."""
@@ -32,8 +32,10 @@ _log = logging.getLogger(__name__)
 class ReadyPods:
     """The pool of one owner, for up to KINDS kinds."""
 
-    def __init__(self, api: Api, held: Lease, pods: Pods, pool: str, count: int) -> None:
+    def __init__(self, api: Api, held: Lease, pods: Pods, pool: str, count: int, lifetime: float) -> None:
+        """``lifetime``: the seconds after which the cluster ends a pod. No ready one is older than half."""
         self.count = count
+        self._lifetime = lifetime
         self._api = api
         self._lease = held
         self._pods = pods
@@ -42,6 +44,8 @@ class ReadyPods:
         self._making: dict[str, asyncio.Task[None]] = {}
         self._claiming: set[str] = set()
         """Pods that a request of this owner is just taking, so that no other one tries it."""
+        self._unclear: set[str] = set()
+        """Pods that may be ours: the answer to a request for them did not say. Then they are removed."""
         self._closed = False
 
     def __repr__(self) -> str:
@@ -96,36 +100,47 @@ class ReadyPods:
 
     def _candidate(self, label: str, tried: Collection[str]) -> str | None:
         """A ready pod of a kind. Our own come first, so that owners seldom want the same one."""
-        for pod in (*self._own(label), *_of_kind(self._shared, label)):
+        for pod in (*self._own(label), *self._of_kind(self._shared, label)):
             name = str(pod["metadata"]["name"])
-            if name not in tried and name not in self._claiming:
+            if name not in tried and name not in self._claiming and name not in self._unclear:
                 return name
         return None
 
     def _own(self, label: str) -> list[Object]:
-        return _of_kind(self._pods.watch, label)
+        return self._of_kind(self._pods.watch, label)
+
+    def _of_kind(self, watch: PodWatch, label: str) -> list[Object]:
+        """The ready pods of a kind that a watch knows."""
+        return [
+            pod
+            for pod in watch.pods.values()
+            if (labels := pod["metadata"]["labels"]).get(KIND) == label and labels.get(ROLE) == "ready"
+            if _is_ready(pod) and not self._is_spent(pod)
+        ]
+
+    def _is_spent(self, pod: Object) -> bool:
+        """Whether a pod has ended, or would end too soon: its lifetime began when it was made."""
+        return status.has_ended(pod) or status.age(pod) > self._lifetime / 2
 
     async def _claim(self, name: str) -> bool:
         """Make a pod ours, unless another owner was faster. Raises CreateError."""
         self._claiming.add(name)
         try:
-            # A cancellation waits for the answer: then it is known whose pod it is.
-            with anyio.CancelScope(shield=True):
-                taken = await self._marked(name)
+            taken = await uninterrupted(self._marked(name), self._give_up)
         finally:
             self._claiming.discard(name)
         if taken is None:
             return False
-        try:
-            await anyio.lowlevel.checkpoint_if_cancelled()
-        except BaseException:
-            with anyio.CancelScope(shield=True), contextlib.suppress(CleanupError):
-                await self._pods.remove(name)
-            raise
         if not _is_ready(taken):  # it ended, or was deleted, a moment ago
             self._pods.remove_soon(name)
             return False
         return True
+
+    async def _give_up(self, taken: Object | None) -> None:
+        """Remove a pod that we took for a request that was cancelled."""
+        if taken is not None:
+            with contextlib.suppress(CleanupError):
+                await self._pods.remove(taken["metadata"]["name"])
 
     async def _marked(self, name: str) -> Object | None:
         """The pod, marked as ours; None if another owner was faster. Raises CreateError."""
@@ -139,14 +154,14 @@ class ReadyPods:
             taken = await self._api.request(
                 "PATCH", self._api.path("pods", name), body=patch, content=JSON_PATCH
             )
-        except ApiError as error:
-            if error.status not in REFUSED:
-                raise CreateError(f"the pod {name} could not be taken from the pool: {error}") from error
-            self._shared.pods.pop(name, None)
-            return None
-        except ApiLost as error:
-            self._pods.remove_late(name)  # it may be ours now
-            raise CreateError(str(error)) from error
+        except (ApiError, ApiLost) as error:
+            if isinstance(error, ApiError) and error.status in REFUSED:
+                self._shared.pods.pop(name, None)
+                return None
+            if error.may_be_done:
+                self._unclear.add(name)
+                self._pods.remove_late(name).add_done_callback(lambda _: self._unclear.discard(name))
+            raise CreateError(f"the pod {name} could not be taken from the pool: {error}") from error
         self._shared.pods.pop(name, None)
         known = self._pods.watch.pods.get(name)
         if known is None or known["metadata"]["labels"].get(ROLE) == "ready":  # the watch is not that far
@@ -154,6 +169,10 @@ class ReadyPods:
         return taken
 
     def _refill(self, label: str) -> None:
+        for pod in self._pods.watch.pods.values():
+            labels = pod["metadata"]["labels"]
+            if labels.get(KIND) == label and labels.get(ROLE) == "ready" and self._is_spent(pod):
+                self._pods.remove_soon(pod["metadata"]["name"])
         if label not in self._making and not self._closed and label in self._kinds:
             task = asyncio.get_running_loop().create_task(self._make_all(label))
             self._making[label] = task
@@ -185,16 +204,6 @@ class ReadyPods:
                 task.cancel()
             await asyncio.gather(*making, return_exceptions=True)
             await self._shared.close()
-
-
-def _of_kind(watch: PodWatch, label: str) -> list[Object]:
-    """The ready pods of a kind that a watch knows."""
-    return [
-        pod
-        for pod in watch.pods.values()
-        if (labels := pod["metadata"]["labels"]).get(KIND) == label and labels.get(ROLE) == "ready"
-        if _is_ready(pod)
-    ]
 
 
 def _is_ready(pod: Object) -> bool:

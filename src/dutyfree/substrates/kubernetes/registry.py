@@ -37,6 +37,9 @@ LAYER = "application/vnd.oci.image.layer.v1.tar"
 COMPRESSED = f"{LAYER}+zstd"
 PUSH_SECONDS = 300.0
 
+_UNNAMED = (403, 404)
+"""The cluster names no registry, or not to this account."""
+
 
 class Blob(NamedTuple):
     """What a registry keeps under its digest."""
@@ -61,8 +64,10 @@ async def announced(api: Api) -> str:
     try:
         path = "/api/v1/namespaces/kube-public/configmaps/local-registry-hosting"
         data = (await api.request("GET", path)).get("data") or {}
-    except ApiError:
-        return ""
+    except ApiError as error:
+        if error.status in _UNNAMED:
+            return ""
+        raise CreateError(f"the cluster does not say which registry it has: {error}") from error
     except ApiLost as error:
         raise CreateError(str(error)) from error
     for line in str(data.get("localRegistryHosting.v1", "")).splitlines():
@@ -77,22 +82,22 @@ def push(host: str, image: study.StudyImage, store: Store, keys: Sequence[str] =
 
     Returns its reference. Raises CreateError, Cancelled.
     """
-    layers = (
-        Blob(LAYER, image.digest, image.size, lambda: image.tar.open("rb"), image.digest),
-        _blob(LAYER, _init_layer(BINARY)),
-        *(blob for key in keys for blob in _packed(store, key)),
-    )
-    config = _blob(CONFIG, _config(layers))
-    manifest = msgspec.json.encode(
-        {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST,
-            "config": config.descriptor,
-            "layers": [layer.descriptor for layer in layers],
-        }
-    )
-    digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
     try:
+        layers = (
+            Blob(LAYER, image.digest, image.size, lambda: image.tar.open("rb"), image.digest),
+            _blob(LAYER, _init_layer(BINARY)),
+            *(blob for key in keys for blob in _packed(store, key)),
+        )
+        config = _blob(CONFIG, _config(layers))
+        manifest = msgspec.json.encode(
+            {
+                "schemaVersion": 2,
+                "mediaType": MANIFEST,
+                "config": config.descriptor,
+                "layers": [layer.descriptor for layer in layers],
+            }
+        )
+        digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
         with _Registry(host) as registry:
             if not registry.has(f"manifests/{digest}"):
                 for blob in (*layers, config):
@@ -100,8 +105,8 @@ def push(host: str, image: study.StudyImage, store: Store, keys: Sequence[str] =
                 registry.put(f"manifests/{digest}", MANIFEST, manifest)
     except (OSError, http.client.HTTPException) as error:
         raise CreateError(
-            f"an image could not be pushed to the registry {host}: {error}",
-            remedy="check the option registry=, or name an image that the cluster can pull with image=",
+            f"an image could not be packed and pushed to the registry {host}: {error}",
+            remedy="check the disk and the option registry=, or name an image of the cluster's with image=",
         ) from error
     return f"{host}/{REPOSITORY}@{digest}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -53,6 +54,12 @@ def _state(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((each.get("state") or {} for each in found if each["name"] == CONTAINER), {})
 
 
+def age(pod: Mapping[str, Any]) -> float:
+    """The seconds since a pod was made, if the clocks of the cluster and of this machine agree."""
+    made = datetime.datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
+    return (datetime.datetime.now(datetime.UTC) - made).total_seconds()
+
+
 def has_ended(pod: Mapping[str, Any]) -> bool:
     status = pod.get("status") or {}
     return status.get("phase") in ("Succeeded", "Failed") or "terminated" in _state(pod)
@@ -69,10 +76,11 @@ def failure(pod: Mapping[str, Any]) -> CreateError | None:
     name = pod["metadata"]["name"]
     waiting = _state(pod).get("waiting") or {}
     reason, said = waiting.get("reason", ""), waiting.get("message", "")
-    if _PASSING.search(said):
+    image = pod["spec"]["containers"][0]["image"]
+    # The name of the image may have any words and numbers.
+    if _PASSING.search(re.sub(rf"\b{re.escape(image)}\b", "IMAGE", said)):
         return None
     if reason in _PULL:
-        image = pod["spec"]["containers"][0]["image"]
         return CreateError(
             f"the pod {name} cannot start: {_PULL[reason]}: {image}: {said or reason}",
             remedy="check the image's name, pull_secrets=, and that the nodes reach its registry",

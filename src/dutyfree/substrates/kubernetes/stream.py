@@ -67,7 +67,7 @@ class ExecStream:
     async def _run(
         self, command: Sequence[str], first: bytes, theirs: socket.socket, opened: asyncio.Future[None]
     ) -> None:
-        execution = self._api.execution(self._pod, command, container=CONTAINER, stdin=True)
+        execution = self._api.execution(self._pod, command, container=CONTAINER, stdin=True, reads=True)
         with theirs:
             try:
                 async with execution as websocket:

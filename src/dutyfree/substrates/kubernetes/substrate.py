@@ -125,7 +125,7 @@ class KubernetesSubstrate:
         self._lease = held
         self._version = version
         self._pods = Pods(api, config, held, watch)
-        self._ready = ReadyPods(api, held, self._pods, config.pool, config.ready)
+        self._ready = ReadyPods(api, held, self._pods, config.pool, config.ready, config.lifetime_seconds)
         self._limits = Limits()
         """Those of the last request: ready pods are made for them."""
         self._images = Images(api, config)
@@ -218,7 +218,12 @@ class KubernetesSubstrate:
         self, name: str, kind: PodKind, recipe: Recipe, clock: _Clock
     ) -> AsyncIterator[InitSandbox]:
         program = self._program if kind.program == "stream" else b""
-        joined = await guest.joined(self._api, self._pods, name, program)
+        try:
+            with anyio.fail_after(self._config.create_seconds):
+                joined = await guest.joined(self._api, self._pods, name, program)
+        except TimeoutError:
+            seconds = self._config.create_seconds
+            raise CreateError(f"init of the pod {name} does not answer after {seconds:g} s") from None
         try:
             clock.mark("init")
             known = await self._known(joined, name, kind)
@@ -319,7 +324,7 @@ class KubernetesSubstrate:
             "network policy": self._policy
             + ("" if config.isolated_network else "; whether it is enforced is not known"),
             "image": (await self._images.of(Recipe()))[0],
-            "recipes": self._images.builds,
+            "recipes": await self._images.builds(),
         }
         async with self.sandbox() as sandbox:
             pod = self._pods.watch.pods[sandbox.id]

@@ -1,0 +1,73 @@
+"""Requests that run to their end although the caller is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from dutyfree.substrates.local.lifecycle import uninterrupted
+
+
+class _Request:
+    """Something that is made when ``answered`` is set."""
+
+    def __init__(self) -> None:
+        self.begun, self.answered = anyio.Event(), anyio.Event()
+        self.undone: list[str] = []
+
+    async def make(self) -> str:
+        self.begun.set()
+        await self.answered.wait()
+        return "made"
+
+    async def undo(self, made: str) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.undone.append(made)
+
+
+async def test_the_result() -> None:
+    request = _Request()
+    request.answered.set()
+    assert await uninterrupted(request.make(), request.undo) == "made"
+    assert request.undone == []
+
+
+async def test_an_error() -> None:
+    async def fail() -> str:
+        raise ValueError("no")
+
+    request = _Request()
+    with pytest.raises(ValueError, match="no"):
+        await uninterrupted(fail(), request.undo)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_task_that_is_cancelled_undoes_what_was_made(times: int) -> None:
+    request = _Request()
+    task = asyncio.create_task(uninterrupted(request.make(), request.undo))
+    await request.begun.wait()
+    for _ in range(times):
+        task.cancel()
+        await anyio.sleep(0.01)
+    assert not task.done()
+    request.answered.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert request.undone == ["made"]
+
+
+async def test_a_scope_that_is_cancelled_undoes_what_was_made() -> None:
+    request = _Request()
+    with anyio.CancelScope() as scope:
+        loop = asyncio.get_running_loop()
+        later: Callable[[], None] = request.answered.set
+        loop.call_later(0.05, scope.cancel)
+        loop.call_later(0.1, later)
+        await uninterrupted(request.make(), request.undo)
+        pytest.fail("the cancellation was lost")
+    assert scope.cancelled_caught
+    assert request.undone == ["made"]
