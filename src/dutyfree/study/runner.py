@@ -324,6 +324,8 @@ class _StudyRun:
             await self._workers[label].open(use, options)
             await self._workers[label].request(self._wanted[label], Prepared)
         for workload, label in dict.fromkeys((batch.workload, batch.substrate) for batch in batches):
+            if self._plan.warm_up and workload not in self._plan.warm_up:
+                continue
             warmup = Batch(workload, label, 1, (0,), warmup=True, session=self._session)
             await self._workers[label].request(RunBatch(warmup, self._plan.timeout), Ended)
 
