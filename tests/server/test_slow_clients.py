@@ -243,17 +243,34 @@ async def test_an_answer_that_is_not_read(server: tuple[Service, str]) -> None:
 async def test_an_answer_for_which_there_is_no_room(
     server: tuple[Service, str], small: tuple[str, ByteBudget]
 ) -> None:
+    """It can be asked for again, unless the request has changed something."""
     service, address = server
     name = await sandbox_of(address)
     held = service.sandboxes.get("local", name)
     await held.sandbox.write("large", bytes(600_000))
-    client = await Raw.open(small[0])
-    request = f"GET /v1/sandboxes/{name}/files?path=large HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    await client.send(request.encode())
-    with anyio.fail_after(10):
-        assert b" 503 " in await client.reader.readline()
-    client.close()
+    path = f"/v1/sandboxes/{name}"
+    answer = await _answer_of(small[0], f"GET {path}/files?path=large HTTP/1.1\r\n\r\n")
+    assert b" 503 " in answer
+    assert b"retry-after" in answer
+    body = '{"command": "echo ran >> log; head -c 600000 /dev/zero"}'
+    answer = await _answer_of(
+        small[0], f"POST {path}/exec HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+    )
+    assert b" 500 " in answer
+    assert b"retry-after" not in answer
+    error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert (error["code"], error["retryable"]) == ("collect", False)
+    assert await held.sandbox.read("log") == b"ran\n"
     await service.sandboxes.release(held)
+
+
+async def _answer_of(address: str, request: str) -> bytes:
+    client = await Raw.open(address)
+    head, rest = request.split("\r\n", 1)
+    await client.send(f"{head}\r\nHost: localhost\r\nConnection: close\r\n{rest}".encode())
+    answer = await client.rest()
+    client.close()
+    return answer
 
 
 async def test_calls_over_http_count_too(server: tuple[Service, str], raw: Raw) -> None:
@@ -370,11 +387,11 @@ class Deaf:
     def __init__(self) -> None:
         self.listening = asyncio.Event()
         self.is_read = True
-        self.taken = 0
+        self.taken: list[bytes] = []
 
     async def write(self, frame: bytes) -> None:
         await self.listening.wait()
-        self.taken += 1
+        self.taken.append(frame)
 
     def write_now(self, frame: bytes) -> bool:
         return False
@@ -396,8 +413,35 @@ async def test_answers_that_wait_are_counted_and_stop_further_calls(server: tupl
     await until(lambda: not client.is_read)
     assert used["unread"] > MOST_WAITING * len(call)
     client.listening.set()
-    await until(lambda: client.taken == MOST_WAITING and client.is_read and not used["unread"])
+    await until(lambda: len(client.taken) == MOST_WAITING and client.is_read and not used["unread"])
     await opened.close()
+
+
+async def test_an_answer_for_which_there_is_no_room_does_not_ask_for_the_call_again(
+    server: tuple[Service, str],
+) -> None:
+    """The command has run: a client that makes the call again runs it twice."""
+    service, address = server
+    name = await sandbox_of(address)
+    client, budget = Deaf(), service.quotas.bytes
+    opened = Channel(service, "local", client, LARGEST_REQUEST)
+    with budget.held("local", budget._total // 2):
+        for number, size in enumerate((50, 100_000)):
+            wanted = {"type": "exec", "command": f"echo ran >> log; head -c {size} /dev/zero"}
+            call = codec.encode(Call("exec", name, msgspec.Raw(codec.encode(wanted))))
+            opened.receive(frames.HEAD.pack(Kind.CALL, number) + call)
+        await until(lambda: len(opened._sending) == 2 and not client.is_read)
+        client.listening.set()
+        await until(lambda: len(client.taken) == 2 and client.is_read)
+    answers = {frame[:5]: codec.decode(frame[5:], dict) for frame in client.taken}
+    assert answers[frames.HEAD.pack(Kind.RESULT, 0)]["stdout"] == bytes(50)
+    lost = answers[frames.HEAD.pack(Kind.ERROR, 1)]
+    assert (lost["code"], lost["retryable"]) == ("collect", False)
+    held = service.sandboxes.get("local", name)
+    assert await held.sandbox.read("log") == b"ran\n" * 2
+    await opened.close()
+    assert not budget._used["local"]
+    await service.sandboxes.release(held)
 
 
 async def test_pieces_without_content_are_not_free(server: tuple[Service, str]) -> None:

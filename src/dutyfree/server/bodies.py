@@ -12,10 +12,11 @@ from contextlib import contextmanager
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dutyfree.contract.errors import Exhausted
+from dutyfree.contract.errors import CollectError, Exhausted
 from dutyfree.engine.host import capacity
 from dutyfree.server.access import Refused
 from dutyfree.server.connections import CONNECTION, HttpConnection
+from dutyfree.wire.errors import describe
 
 LARGEST_REQUEST = 256 << 20
 """Bytes of the largest request, and of the largest file that is read in one piece."""
@@ -39,6 +40,26 @@ class TooMuch(Refused):
     def __init__(self) -> None:
         what = "the server holds too many bytes of requests and answers in memory"
         super().__init__(503, "busy", what, "read the answers, and retry later")
+
+
+def answer_lost() -> CollectError:
+    """The error instead of an answer that cannot be kept until the client reads.
+
+    What was asked for has happened, so nothing may say that it can be tried again.
+    """
+    return CollectError(
+        "the call ended, and its answer was dropped: the server holds too many bytes for you in memory",
+        remedy="read the answers to other calls sooner; make this call again only if it may run twice",
+    )
+
+
+class AnswerLost(Refused):
+    """A request that may have changed something was carried out, and there is no room for its answer."""
+
+    def __init__(self) -> None:
+        lost = answer_lost()
+        super().__init__(500, "collect", lost.message)  # after a 503, some clients try again by themselves
+        self.error = describe(lost)
 
 
 class ByteBudget:
@@ -99,7 +120,7 @@ def bounded(
             return tenant_of(scope) or _address(scope)
 
         body = _Body(budget, holder, receive)
-        answer = _Answer(budget, holder, send, scope[CONNECTION])
+        answer = _Answer(budget, holder, send, scope)
 
         async def noticed(message: Message) -> None:
             if body.refused is None:  # otherwise what a route makes of it is not the truth
@@ -156,19 +177,18 @@ class _Body:
 class _Answer:
     """The answer to one request. A large one is counted until the client has taken it."""
 
-    def __init__(
-        self, budget: ByteBudget, holder: Callable[[], str], send: Send, connection: HttpConnection
-    ) -> None:
+    def __init__(self, budget: ByteBudget, holder: Callable[[], str], send: Send, scope: Scope) -> None:
         self._budget = budget
         self._find_holder = holder
         self._send = send
-        self._connection = connection
+        self._connection: HttpConnection = scope[CONNECTION]
+        self._refusal = TooMuch if scope["method"] in ("GET", "HEAD") else AnswerLost
         self._head: Message | None = None
         """That of a large answer, which is sent with its body."""
         self.started = False
 
     async def send(self, message: Message) -> None:
-        """Raises TooMuch for a large answer for which there is no room. Then nothing was sent."""
+        """Raises TooMuch or AnswerLost for a large answer without room. Then nothing was sent."""
         if message["type"] == "http.response.start":
             if _declared(message) > LARGE:
                 self._head = message
@@ -186,7 +206,7 @@ class _Answer:
         try:
             self._budget.take(holder, size)
         except Exhausted as error:
-            raise TooMuch from error
+            raise self._refusal() from error
         try:
             self.started = True
             await self._send(head)

@@ -14,7 +14,7 @@ import msgspec
 
 from dutyfree.contract.errors import DispatchError, DutyfreeError, Exhausted, Restarting, UsageError
 from dutyfree.server import quick_calls
-from dutyfree.server.bodies import LARGE
+from dutyfree.server.bodies import LARGE, answer_lost
 from dutyfree.server.handlers import HANDLERS
 from dutyfree.server.observed import Origin, command_of
 from dutyfree.server.quick_calls import QuickCall
@@ -153,20 +153,25 @@ class Channel:
         task.add_done_callback(self._sending.discard)
 
     async def answer(self, kind: Kind, number: int, payload: bytes) -> None:
-        """Send what ends a call, when the client reads. Until then it counts as memory of the tenant."""
+        """Send what ends a call, when the client reads. Until then it counts as memory of the tenant.
+
+        If the tenant may have no more, a large answer is lost. After a small one no further calls are read.
+        """
         if self.send_now(kind, number, payload):
             return
-        held, budget = len(payload) + _WAITING_COST, self.service.quotas.bytes
+        held, waiting, budget = len(payload) + _WAITING_COST, 1, self.service.quotas.bytes
         try:
             budget.take(self.tenant, held)
-        except Exhausted as error:
-            kind, payload, held = Kind.ERROR, codec.encode(describe(error)), 0
-        self._count_waiting(1)
+        except Exhausted:
+            held, waiting = 0, MOST_WAITING
+            if len(payload) > LARGE:
+                kind, payload = Kind.ERROR, codec.encode(describe(answer_lost()))
+        self._count_waiting(waiting)
         try:
             with contextlib.suppress(OSError, RuntimeError):  # the client has gone in the meantime
                 await self.send(kind, number, payload)
         finally:
-            self._count_waiting(-1)
+            self._count_waiting(-waiting)
             budget.give_back(self.tenant, held)
 
     def _count_waiting(self, more: int) -> None:
@@ -348,7 +353,7 @@ class RunningCall:
         self.service.quotas.check_call(self.tenant)
         try:
             arguments = decode_arguments(self._call.arguments, self._type.arguments)
-        except msgspec.ValidationError as error:
+        except msgspec.DecodeError as error:
             raise UsageError(f"{method}: {error}") from error
         work = handler(self, arguments)
         return self.service.calls.call(method, self.tenant, lambda: self._origin(arguments), work)
