@@ -158,7 +158,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     wheel, build = block("pip wheel").splitlines()
     context, name = tmp_path_factory.mktemp("context"), f"dutyfree-test-server-{uuid.uuid4().hex[:8]}"
     shutil.copy(ROOT / "Containerfile", context)
-    wheel = wheel.replace("pip wheel", f"{sys.executable} -m pip wheel -q").replace(" . ", f" {ROOT} ")
+    assert wheel.endswith(" .")  # the clone
+    wheel = f"{wheel[:-1]}{ROOT}".replace("pip wheel", f"{sys.executable} -m pip wheel -q")
     shell(wheel, cwd=context, check=True)
     build = build.replace("dutyfree-server", name).replace("python:3.12-slim", study_image.REFERENCE)
     shell(build, cwd=context, check=True)
