@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.client
 import http.server
 import io
 import json
 import os
+import struct
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -15,6 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dutyfree.contract import Exec
 from dutyfree.contract.errors import ArgumentError, Exhausted, LimitError, RecipeError, UsageError
@@ -251,8 +255,51 @@ def test_archives_are_unpacked_within_a_bound() -> None:
         swerex._archive(swerex._MEMBER * (swerex.MOST_MEMBERS + 1))
     entry = good.index(swerex._MEMBER)
     archive = swerex._archive(good[: entry + 24] + (10).to_bytes(4, "little") + good[entry + 28 :])
-    with pytest.raises(zipfile.BadZipFile):  # it says that it has 10 bytes
+    with pytest.raises(swerex.SwerexError, match="not valid"):  # it says that it has 10 bytes
         swerex._content(archive, archive.infolist()[0])
+
+
+def unpacked(data: bytes) -> list[bytes]:
+    with contextlib.closing(swerex._archive(data)) as archive:
+        return [swerex._content(archive, member) for member in archive.infolist()]
+
+
+def changed(data: bytes, at: int, part: bytes) -> bytes:
+    return data[:at] + part + data[at + len(part) :]
+
+
+def bad_archives() -> dict[str, bytes]:
+    """For each, zipfile has an error of another kind."""
+    good = zipped(b"content", zipfile.ZIP_STORED)
+    entry, end = good.index(swerex._MEMBER), good.index(b"PK\x05\x06")
+    utf8 = b"\x00\x08"  # says that the name is UTF-8
+    offset = struct.pack("<HHQ", 1, 8, 1 << 63)  # that of the member, in 64 bits
+    large = changed(good, entry + 42, b"\xff" * 4)
+    large = changed(large, entry + 30, struct.pack("<H", len(offset)))
+    large = changed(large, end + 12, struct.pack("<I", end - entry + len(offset)))
+    return {
+        "no archive": b"content",
+        "name in the directory": changed(changed(good, entry + 8, utf8), entry + 46, b"\xff"),
+        "name of the member": changed(changed(good, 6, utf8), 30, b"\xff"),
+        "offset above 2^63": large[:end] + offset + large[end:],
+        "offset below 0": changed(good, end + 16, b"\xff" * 4),
+    }
+
+
+@pytest.mark.parametrize("name", bad_archives())
+def test_an_archive_that_cannot_be_is_refused(name: str) -> None:
+    with pytest.raises(swerex.SwerexError, match="not valid"):
+        unpacked(bad_archives()[name])
+
+
+@given(st.data())
+def test_an_archive_is_unpacked_or_refused(data: st.DataObject) -> None:
+    archive = zipped(b"content", data.draw(st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(archive) - 1))
+        archive = changed(archive, at, data.draw(st.binary(min_size=1, max_size=8)))
+    with contextlib.suppress(swerex.SwerexError):
+        unpacked(archive)
 
 
 def test_a_few_bytes_of_json_do_not_become_many_objects() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import binascii
-import errno
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from time import perf_counter
@@ -14,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dutyfree.contract import Limits, Observation
-from dutyfree.contract.errors import ActionError, DutyfreeError, ExecError, file_error
+from dutyfree.contract.errors import ActionError, DutyfreeError, ExecError
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.server import json_form
 from dutyfree.server.disconnects import while_connected
@@ -154,7 +153,5 @@ async def _fetched(sandbox: NativeSandbox, paths: tuple[str, ...]) -> dict[str, 
                 raise
             continue  # the program did not write it
         left -= len(data)
-        if left < 0:  # a small one comes whatever its bound is
-            raise file_error(errno.EFBIG, path)
         found[path] = binascii.b2a_base64(data, newline=False).decode()
     return found

@@ -12,7 +12,7 @@ import posixpath
 import secrets
 import zipfile
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any, Literal
 from weakref import WeakValueDictionary
@@ -297,17 +297,14 @@ class SwerexRoutes:
     async def _unpack(self, runtime: Runtime, data: bytes, target: str) -> None:
         """Write the members of an archive, one after the other. Raises SwerexError, Exhausted."""
         sandbox, budget = runtime.held.sandbox, self._service.quotas.bytes
-        try:
-            with contextlib.closing(await anyio.to_thread.run_sync(_archive, data)) as archive:
-                for member in archive.infolist():
-                    if member.is_dir():
-                        continue
-                    path, mode = posixpath.join(target, member.filename), member.external_attr >> 16 & 0o777
-                    with budget.held(runtime.held.tenant, member.file_size):
-                        content = await anyio.to_thread.run_sync(_content, archive, member)
-                        await sandbox.write(path, content, mode=mode or 0o644)
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-            raise SwerexError(f"{ERRORS}.SwerexException", f"the archive is not valid: {error}") from error
+        with contextlib.closing(await anyio.to_thread.run_sync(_archive, data)) as archive:
+            for member in archive.infolist():
+                if member.filename.endswith("/"):  # a directory
+                    continue
+                path, mode = posixpath.join(target, member.filename), member.external_attr >> 16 & 0o777
+                with budget.held(runtime.held.tenant, member.file_size):
+                    content = await anyio.to_thread.run_sync(_content, archive, member)
+                    await sandbox.write(path, content, mode=mode or 0o644)
 
     async def close(self, _request: Request, runtime: Runtime) -> dict[str, Any]:
         async with AsyncExitStack() as stack:
@@ -318,11 +315,21 @@ class SwerexRoutes:
         return {}
 
 
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    """Raises SwerexError for all that zipfile raises. ValueError: a name or an offset that cannot be."""
+    try:
+        yield
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, OverflowError) as error:
+        raise SwerexError(f"{ERRORS}.SwerexException", f"the archive is not valid: {error}") from error
+
+
 def _archive(data: bytes) -> zipfile.ZipFile:
-    """A zip archive whose members can be unpacked. Raises SwerexError, BadZipFile."""
+    """A zip archive whose members can be unpacked. Raises SwerexError."""
     if data.count(_MEMBER) > MOST_MEMBERS:  # before each becomes an object
         raise SwerexError(f"{ERRORS}.SwerexException", f"the archive has more than {MOST_MEMBERS} members")
-    archive = zipfile.ZipFile(io.BytesIO(data))
+    with _reading():
+        archive = zipfile.ZipFile(io.BytesIO(data))
     members = archive.infolist()
     if sum(member.file_size for member in members) > LARGEST_REQUEST:
         raise SwerexError(
@@ -336,8 +343,8 @@ def _archive(data: bytes) -> zipfile.ZipFile:
 
 
 def _content(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    """What a member unpacks to, which is no more than it says: its size may be a lie. Raises BadZipFile."""
-    with archive.open(member) as file:
+    """What a member unpacks to, which is no more than it says: its size may be a lie. Raises SwerexError."""
+    with _reading(), archive.open(member) as file:
         return file.read(member.file_size + 1)
 
 
