@@ -205,7 +205,7 @@ class Connection:
         messages = iter(frames.pack(Kind.CALL, number, payload))
         socket = self._open_socket()
         has_room = socket.write(next(messages))
-        # While the server works: what it answers is not read before this task waits.
+        # Recorded after the send, while the server works: no answer can arrive before this task awaits.
         pending = self._calls[number] = PendingCall(self, number, method, payload)
         try:
             if not has_room:
