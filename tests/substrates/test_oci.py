@@ -33,7 +33,7 @@ from dutyfree.contract.errors import (
 from dutyfree.engine.host import proc
 from dutyfree.engine.launcher.client import BINARY
 from dutyfree.substrates.local.reaper import Reaper, remove_groups
-from dutyfree.substrates.oci import execution, ids, seccomp
+from dutyfree.substrates.oci import execution, seccomp
 from dutyfree.substrates.oci.gc import PREFIX
 from dutyfree.substrates.oci.substrate import Oci
 from tests.awaiting import appeared, enter, overrun_beside, together, until
@@ -527,17 +527,6 @@ async def test_closing_leaves_nothing_and_sandboxes_at_once() -> None:
 
 
 # --- Parts --------------------------------------------------------------------------------------------------
-
-
-def test_ranges_of_ids_are_not_shared() -> None:
-    one, other = ids.IdRanges(), ids.IdRanges()
-    try:
-        taken = {one.claim() for _ in range(50)} | {other.claim() for _ in range(50)}
-        assert len(taken) == 100
-        assert all(first >= ids.FIRST and first % ids.COUNT == 0 for first in taken)
-    finally:
-        one.close()
-        other.close()
 
 
 def test_the_filter_is_that_of_native_in_another_form() -> None:

@@ -31,11 +31,11 @@ from dutyfree.engine.layers.command_defaults import ENVIRONMENT, WORKDIR, Comman
 from dutyfree.substrates.local import command as local
 from dutyfree.substrates.local.command_files import TOOL_OUTPUT, FilesByCommands
 from dutyfree.substrates.local.container_processes import Strays, kill_tree
+from dutyfree.substrates.local.id_ranges import COUNT
 from dutyfree.substrates.local.kill_script import KILL_SCRIPT, MARK
 from dutyfree.substrates.local.runtime_environment import runtime_environment
 from dutyfree.substrates.oci import spec
 from dutyfree.substrates.oci.container import Container
-from dutyfree.substrates.oci.ids import COUNT
 from dutyfree.substrates.oci.spec import PROGRAM
 
 KILL_SECONDS = 15.0

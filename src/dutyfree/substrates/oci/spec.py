@@ -11,8 +11,8 @@ import msgspec
 
 from dutyfree.contract import Limits
 from dutyfree.engine.layers.command_defaults import WORKDIR
+from dutyfree.substrates.local.id_ranges import COUNT
 from dutyfree.substrates.oci import groups, seccomp
-from dutyfree.substrates.oci.ids import COUNT
 from dutyfree.substrates.oci.runtime import Runtime
 
 PROGRAM = "/.dutyfree-init"

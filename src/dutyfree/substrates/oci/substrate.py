@@ -33,6 +33,7 @@ from dutyfree.engine.node import NativeConfig, Node
 from dutyfree.engine.sandbox.guest import with_variables
 from dutyfree.engine.sandbox.init_sandbox import InitSandbox
 from dutyfree.substrates.docker import export
+from dutyfree.substrates.local.id_ranges import IdRanges
 from dutyfree.substrates.local.lifecycle import closing, require
 from dutyfree.substrates.local.owner import identity
 from dutyfree.substrates.local.reaper import OWNER, Reaper, remove_groups, remove_owned, remove_tree
@@ -42,7 +43,6 @@ from dutyfree.substrates.oci.container import Container
 from dutyfree.substrates.oci.execution import ExecSandbox
 from dutyfree.substrates.oci.gc import PREFIX, remove_leftovers
 from dutyfree.substrates.oci.groups import Group
-from dutyfree.substrates.oci.ids import IdRanges
 from dutyfree.substrates.oci.runtime import Runtime
 
 ISOLATION = {

@@ -2,8 +2,9 @@
 
 Start with ``substrate``. ``kernel`` fetches a kernel and packs our init with its modules; ``disks`` makes
 disks of the engine's layers; ``accelerator`` finds out whether KVM works; ``qemu`` runs one QEMU; ``machine``
-boots or restores a machine up to our init; ``sshd`` is for actions over ssh. This room imports the contract,
-``substrates.local``, ``substrates.ssh``, ``substrates.native``, and dutyfree's engine.
+boots or restores a machine up to our init; ``resource_cache`` keeps what machines share; ``sshd`` is for
+actions over ssh. This room imports the contract, ``substrates.local``, ``substrates.ssh``,
+``substrates.native``, and dutyfree's engine.
 """
 
 from dutyfree.substrates.vm.config import VmConfig

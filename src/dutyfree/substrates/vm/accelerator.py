@@ -17,7 +17,7 @@ from dutyfree.engine.launcher.client import BINARY
 from dutyfree.substrates.local.runtime_environment import runtime_environment
 from dutyfree.substrates.vm.config import VmConfig
 from dutyfree.substrates.vm.kernel import folder
-from dutyfree.substrates.vm.qemu import DEVICE, Files, Hardware, Qemu, Shape, group
+from dutyfree.substrates.vm.qemu import DEVICE, Files, Hardware, Qemu, Shape, identity
 
 PROBE_SECONDS = 20.0
 """A machine boots within a second with KVM."""
@@ -31,20 +31,23 @@ _BOOTED = "dutyfree-init:"
 """Init says that it has no disk."""
 
 
-async def hardware(config: VmConfig, files: Files) -> tuple[Hardware, str]:
+async def hardware(config: VmConfig, files: Files, first_id: int) -> tuple[Hardware, str]:
     """The accelerator of an option, and why it is not KVM, or "". Raises Unavailable.
 
-    ``files`` has the kernel and init, and no disks.
+    ``files`` has the kernel and init, and no disks. ``first_id`` begins a range of user ids.
     """
-    reason = "the option accelerator= says so" if config.accelerator == "tcg" else await _kvm(config, files)
+    given = Hardware("kvm", identity=await anyio.to_thread.run_sync(identity, "kvm", first_id))
+    reason = "the option accelerator= says so"
+    if config.accelerator != "tcg":
+        reason = await _kvm(config, files, given)
     if reason in (WORKS, ""):
-        return Hardware("kvm", group=await anyio.to_thread.run_sync(group, "kvm")), ""
+        return given, ""
     if config.accelerator == "kvm":
         raise Unavailable(f"vm: KVM does not work here: {reason}", remedy='use accelerator="auto"')
-    return await anyio.to_thread.run_sync(_emulated), reason
+    return await anyio.to_thread.run_sync(_emulated, first_id), reason
 
 
-async def _kvm(config: VmConfig, files: Files) -> str:
+async def _kvm(config: VmConfig, files: Files, hardware: Hardware) -> str:
     """Why no machine boots with KVM, or WORKS."""
     if not await anyio.to_thread.run_sync(os.access, DEVICE, os.R_OK | os.W_OK):
         return f"{DEVICE} cannot be opened"
@@ -52,7 +55,7 @@ async def _kvm(config: VmConfig, files: Files) -> str:
     if found := await anyio.to_thread.run_sync(record.read):
         return found
     try:
-        found = await _boots(config, files)
+        found = await _boots(config, files, hardware)
     except CreateError as error:
         return error.message  # QEMU did not start, which says nothing about KVM
     await anyio.to_thread.run_sync(record.write, found)
@@ -85,15 +88,14 @@ class ProbeRecord:
         self._path.write_text(found)
 
 
-def _emulated() -> Hardware:
+def _emulated(first_id: int) -> Hardware:
     told = subprocess.run([BINARY, "tsc"], capture_output=True, check=True).stdout
-    return Hardware("tcg", int(told), group("tcg"))
+    return Hardware("tcg", int(told), identity("tcg", first_id))
 
 
-async def _boots(config: VmConfig, files: Files) -> str:
+async def _boots(config: VmConfig, files: Files, hardware: Hardware) -> str:
     """Why no machine boots with KVM, or WORKS. Raises CreateError if QEMU does not start."""
     shape = Shape(256, 1, None, "1048576", "off")
-    hardware = Hardware("kvm", group=await anyio.to_thread.run_sync(group, "kvm"))
     qemu = await Qemu.start(config, hardware, shape, files, environment=runtime_environment({}))
     try:
         with anyio.move_on_after(PROBE_SECONDS):

@@ -1,7 +1,8 @@
 """The disks of machines: one read-only disk for each layer of a recipe, and an empty one to write to.
 
 A layer of the engine's store becomes a file system once, in the cache, and all machines share it. Files that
-no machine shares have no name, so they end with the processes that have them open.
+no machine shares have no name, so they end with the processes that have them open. A QEMU process inherits
+its disks; so ours can be closed when it runs.
 """
 
 from __future__ import annotations
@@ -12,14 +13,12 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dutyfree.contract.errors import CreateError, Unavailable
 from dutyfree.engine.layers.lower_directories import LowerDirectories
-from dutyfree.engine.store import provenance
+from dutyfree.engine.store import locks, provenance
 from dutyfree.engine.store.locks import locked, try_lock
 from dutyfree.engine.store.store import Store
 from dutyfree.substrates.vm.kernel import folder
@@ -31,68 +30,64 @@ BLOCK = 4096
 INODE = 256
 
 
-class Disks:
-    """The disks of one open substrate, as descriptors, until ``close``. Threads may share it."""
+class OpenDisks:
+    """Disks of machines, as descriptors, until ``close``."""
 
-    def __init__(self) -> None:
-        self._open: dict[str, int] = {}
-        self._lock = threading.Lock()
-        """Held while a disk is made, so that all machines of a recipe get the same one."""
+    def __init__(self, descriptors: Iterable[int]) -> None:
+        """It takes the descriptors over. What it has already is closed if the next one cannot be opened."""
+        self.descriptors: tuple[int, ...] = ()
+        try:
+            for descriptor in descriptors:
+                self.descriptors += (descriptor,)
+        except BaseException:
+            self.close()
+            raise
 
-    def lower(self, found: LowerDirectories) -> tuple[int, ...]:
-        """The layers of a recipe. Blocks. Raises CreateError."""
-        return tuple(self._layer(path, f"{found.key}-{number}") for number, path in enumerate(found.paths))
-
-    def named(self, name: str, path: Path) -> int:
-        """The disk of a directory whose name says all about its files. Blocks. Raises CreateError."""
-        return self._once(name, lambda: _kept(path, name))
-
-    def private(self, path: Path) -> int:
-        """The disk of a directory, for this opening alone. Blocks. Raises CreateError."""
-        return self._once(str(path), lambda: _unnamed(path))
-
-    def _once(self, name: str, make: Callable[[], int]) -> int:
-        with self._lock:
-            if name not in self._open:
-                self._open[name] = make()
-            return self._open[name]
-
-    def _layer(self, path: Path, chain: str) -> int:
-        if name := _name(path):
-            return self.named(name, path)
-        # Of this machine's own files. Without a key it lives as long as its directory.
-        return self.private(path) if chain.startswith("-") else self.named(f"chain-{chain}", path)
-
-    def upper(self, size: int) -> int:
-        """A new empty disk of this size, which the caller closes. Blocks. Raises CreateError."""
-        template = self._once(f"empty-{size}", lambda: _empty(size))
-        with _reported("a disk"):
-            return copied(template)
+    def duplicate(self) -> OpenDisks:
+        """The same disks, which stay open when these are closed. Raises OSError."""
+        return OpenDisks(map(os.dup, self.descriptors))
 
     def close(self) -> None:
-        while self._open:
-            os.close(self._open.popitem()[1])
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+def lower(found: LowerDirectories) -> Iterator[int]:
+    """Open the disks of a recipe's layers; the caller closes them. Blocks. Raises CreateError."""
+    for number, path in enumerate(found.paths):
+        if name := _name(path):
+            yield named(name, path)
+        elif found.key:  # of this machine's own files
+            yield named(f"chain-{found.key}-{number}", path)
+        else:
+            yield private(path)
+
+
+def template(size: int) -> OpenDisks:
+    """An empty disk for ``copied``. Blocks. Raises CreateError."""
+    return OpenDisks((_empty(size),))
 
 
 def copied(source: int) -> int:
-    """A copy of a file with holes, without a name. Blocks."""
-    target = _nameless()
-    try:
-        size = os.fstat(source).st_size
-        os.truncate(target, size)
-        at = 0
-        while at < size:
-            try:
-                at = os.lseek(source, at, os.SEEK_DATA)
-            except OSError:  # no more data
-                break
-            end = os.lseek(source, at, os.SEEK_HOLE)
-            while at < end:
-                at += os.copy_file_range(source, target, end - at, at, at)
-    except BaseException:
-        os.close(target)
-        raise
-    return target
+    """A copy of a disk, with its holes, without a name. Blocks. Raises CreateError."""
+    with _reported("a disk"):
+        target = _nameless()
+        try:
+            size = os.fstat(source).st_size
+            os.truncate(target, size)
+            at = 0
+            while at < size:
+                try:
+                    at = os.lseek(source, at, os.SEEK_DATA)
+                except OSError:  # no more data
+                    break
+                end = os.lseek(source, at, os.SEEK_HOLE)
+                while at < end:
+                    at += os.copy_file_range(source, target, end - at, at, at)
+        except BaseException:
+            os.close(target)
+            raise
+        return target
 
 
 def _nameless() -> int:
@@ -117,29 +112,45 @@ def _build_id(path: Path) -> str:
     return f" {made.build_id}" if made is not None else ""
 
 
-def _kept(path: Path, name: str) -> int:
-    """The disk in the cache, made if it is missing."""
-    target = folder() / "disks" / f"{name}.ext4"
+def named(name: str, path: Path) -> int:
+    """Open the disk of a directory whose name says all about its files. Blocks. Raises CreateError."""
     with _reported(f"the disk of {path}"):
+        if (disk := kept(name)) is not None:
+            return disk
+        target = _target(name)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            return _opened(target)
-        with locked(folder() / "disks/lock", fcntl.LOCK_EX):
-            for old in target.parent.glob("making-*"):  # of a killed process: we hold the lock
-                old.unlink()
-            if not target.exists():
-                descriptor, scratch = tempfile.mkstemp(prefix="making-", dir=target.parent)
-                try:
-                    os.fchmod(descriptor, 0o644)
-                    _fill(descriptor, path)
-                    os.fsync(descriptor)
-                    Path(scratch).rename(target)
-                except BaseException:
-                    Path(scratch).unlink()
-                    raise
-                finally:
-                    os.close(descriptor)
-            return _opened(target)
+        lock = target.with_suffix(".lock")
+        try:
+            with locked(lock, fcntl.LOCK_EX):  # so that no two processes make it
+                if not target.exists():
+                    _keep(path, target)
+                return _opened(target)
+        finally:
+            locks.remove(lock)
+
+
+def kept(name: str) -> int | None:
+    """Open the disk of a name, if it is in the cache. Blocks. Raises CreateError."""
+    with _reported(f"the disk {name}"), contextlib.suppress(FileNotFoundError):
+        return _opened(_target(name))
+    return None
+
+
+def _target(name: str) -> Path:
+    return folder() / "disks" / f"{name}.ext4"
+
+
+def _keep(path: Path, target: Path) -> None:
+    """Make a disk, which has no name until it is complete."""
+    descriptor = _nameless()
+    try:
+        os.fchmod(descriptor, 0o644)
+        _fill(descriptor, path)
+        os.fsync(descriptor)
+        # With src_dir_fd, os.link follows the symbolic link in /proc.
+        os.link(f"/proc/self/fd/{descriptor}", target, src_dir_fd=descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _opened(path: Path) -> int:
@@ -163,8 +174,11 @@ def unused() -> Iterator[Path]:
                 os.close(descriptor)
 
 
-def _unnamed(path: Path) -> int:
-    """A disk that no QEMU process can write to, although many share it."""
+def private(path: Path) -> int:
+    """Make the disk of a directory for this opening alone. Blocks. Raises CreateError.
+
+    No QEMU process can write to it, although many share it.
+    """
     with _reported(f"the disk of {path}"):
         writable = _nameless()
         try:

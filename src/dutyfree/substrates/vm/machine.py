@@ -12,15 +12,13 @@ import os
 import secrets
 import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
-from contextlib import asynccontextmanager
 
 import anyio
-import anyio.to_thread
 
 from dutyfree.contract.errors import CreateError, ExecError, SandboxGone, SubstrateError
 from dutyfree.engine.sandbox.guest import Guest
 from dutyfree.substrates.vm.config import VmConfig
+from dutyfree.substrates.vm.disks import OpenDisks
 from dutyfree.substrates.vm.kernel import seal
 from dutyfree.substrates.vm.qemu import Files, Hardware, Memory, Qemu, Shape
 
@@ -77,52 +75,19 @@ class MachineControl:
 class Saved:
     """A machine that waits for its message, in memory. ``upper`` is its disk, or -1."""
 
-    def __init__(self, memory: int, state: int, upper: int) -> None:
+    def __init__(self, memory: int, state: int, upper: int, lower: OpenDisks) -> None:
         self.memory = memory
         self.state = state
         self.upper = upper
-        self.users = 0
+        self.lower = lower
+        """Its guest has read parts of these, so copies need the same ones, not others with the same files."""
 
     def close(self) -> None:
         """Blocks: the kernel frees the memory."""
+        self.lower.close()
         for descriptor in (self.memory, self.state, self.upper):
             if descriptor >= 0:
                 os.close(descriptor)
-
-
-class SavedMachines:
-    """Saved machines by their kind. Of those without a user, the most recently used ones stay."""
-
-    def __init__(self, idle: int = 8) -> None:
-        """``idle``: how many stay."""
-        self._idle = idle
-        self._saved: dict[Hashable, Saved] = {}
-        """The most recently used last."""
-        self._locks: dict[Hashable, anyio.Lock] = {}
-
-    @asynccontextmanager
-    async def use(self, kind: Hashable, save: Callable[[], Awaitable[Saved]]) -> AsyncIterator[Saved]:
-        """The saved machine of a kind, saved first if there is none. Raises what ``save`` raises."""
-        async with self._locks.setdefault(kind, anyio.Lock()):
-            if kind not in self._saved:
-                self._saved[kind] = await save()
-            saved = self._saved[kind] = self._saved.pop(kind)
-            saved.users += 1
-        try:
-            while (unused := self._unused()) is not None:
-                await anyio.to_thread.run_sync(unused.close)
-            yield saved
-        finally:
-            saved.users -= 1
-
-    def _unused(self) -> Saved | None:
-        """The one to close, if too many have no user."""
-        idle = [kind for kind, saved in self._saved.items() if not saved.users]
-        return self._saved.pop(idle[0]) if len(idle) > self._idle else None
-
-    def close(self) -> None:
-        while self._saved:
-            self._saved.popitem()[1].close()
 
 
 class Machines:
@@ -167,14 +132,15 @@ class Machines:
             # A machine that takes QEMU over could change it for all others.
             seal(memory)
             seal(state)
+            return Saved(memory, state, upper, OpenDisks(files.lower).duplicate())
         except BaseException:
             os.close(memory)
             os.close(state)
             raise
-        return Saved(memory, state, upper)
 
     async def restore(self, saved: Saved, shape: Shape, files: Files, upper: int, forward: str = "") -> Qemu:
         """A copy of a saved machine, which waits for its message. Raises CreateError."""
+        files = files._replace(lower=saved.lower.descriptors)
         qemu = await self._start(shape, files, upper, Memory(saved.memory, restored=True), forward)
         try:
             await _load(qemu, saved.state)

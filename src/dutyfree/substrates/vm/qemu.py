@@ -1,21 +1,22 @@
 """One QEMU process: its arguments, its start, and requests to it (QMP).
 
 QEMU gets everything as inherited descriptors: the kernel, the disks, the sockets. So it needs no directory
-and no rights to any path. As root it runs with a user id that nothing else has. It ends with this process.
+and no rights to any path. As root it runs with a user id that no other QEMU and no container of dutyfree has.
+It ends with this process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
-import secrets
 import socket
 import stat
 import subprocess
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 import anyio
 
 from dutyfree.contract.errors import CreateError, Unavailable
+from dutyfree.substrates.local import id_ranges
 from dutyfree.substrates.vm.config import VmConfig
 from dutyfree.substrates.vm.kernel import modules
 
@@ -40,9 +42,6 @@ BROKEN = (OSError, ValueError, TypeError, LookupError, AttributeError, Recursion
 """What reading its messages may raise if a guest has taken it over."""
 
 DEVICE = "/dev/kvm"
-
-FIRST_USER, USERS = 0x7D000000, 1 << 24
-"""The range of user ids for QEMU processes."""
 
 COMMAND_LINE = (
     "console=ttyS0 quiet loglevel=4 panic=-1 reboot=t rdinit=/init no_timer_check random.trust_cpu=on"
@@ -64,14 +63,23 @@ class Shape(NamedTuple):
     """"on", "off", or "ssh": a network that reaches nothing, with a way in."""
 
 
+class Identity(NamedTuple):
+    """Who QEMU processes are."""
+
+    users: Iterator[int]
+    """A user id for each."""
+    group: int
+    """That of the device of KVM; 0 if each gets one like its user id."""
+
+
 class Hardware(NamedTuple):
     """How machines are emulated here."""
 
     accelerator: str
     tsc: int = 0
     """kHz of the processor's time stamp counter, for an emulated machine."""
-    group: int | None = None
-    """The group of a QEMU process with a user id of its own, or 0 for a new one; None to run it as we are."""
+    identity: Identity | None = None
+    """None to run QEMU as we are."""
 
 
 class Files(NamedTuple):
@@ -376,30 +384,36 @@ def version(config: VmConfig) -> str:
     return done.stdout.partition("version ")[2].partition(" ")[0]
 
 
-def group(accelerator: str) -> int | None:
-    """See ``Hardware``. Only root gives a process another user id. Blocks."""
+def identity(accelerator: str, first_id: int) -> Identity | None:
+    """See ``Hardware``; with the ids of the range that begins with ``first_id``. Blocks.
+
+    Only root gives a process another user id.
+    """
     if os.geteuid() != 0:
         return None
     try:
         first, _, count = (int(word) for word in Path("/proc/self/uid_map").read_text().split()[:3])
-        if first > FIRST_USER or first + count < FIRST_USER + USERS:
+        if first > id_ranges.FIRST or first + count <= id_ranges.LAST:
             return None
         found = Path(DEVICE).stat() if accelerator == "kvm" else None
     except (OSError, ValueError):
         return None
+    users = itertools.cycle(range(first_id, first_id + id_ranges.COUNT))
     if found is None or found.st_mode & stat.S_IWOTH:
-        return 0
-    return found.st_gid or None if found.st_mode & stat.S_IWGRP else None
+        return Identity(users, 0)
+    if found.st_mode & stat.S_IWGRP and found.st_gid:
+        return Identity(users, found.st_gid)
+    return None
 
 
 def _prefix(hardware: Hardware) -> Sequence[str]:
     """The death of this process ends it. Whoever takes QEMU over gets no rights, not even ours."""
     given = ["setpriv", "--pdeathsig=KILL", "--no-new-privs"]
-    if hardware.group is not None:
-        user = str(FIRST_USER + secrets.randbelow(USERS))
+    if hardware.identity is not None:
+        user = str(next(hardware.identity.users))
         given += [
             f"--reuid={user}",
-            f"--regid={hardware.group or user}",
+            f"--regid={hardware.identity.group or user}",
             "--clear-groups",
             "--bounding-set=-all",
         ]

@@ -13,7 +13,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from dutyfree.engine.store.locks import locked
 from dutyfree.substrates.ssh.config import SshConfig
 from dutyfree.substrates.ssh.connection import Connections
 from dutyfree.substrates.ssh.execution import ExecSandbox
-from dutyfree.substrates.vm.disks import Disks
+from dutyfree.substrates.vm import disks
 from dutyfree.substrates.vm.kernel import folder
 from dutyfree.substrates.vm.qemu import Qemu
 
@@ -107,24 +107,24 @@ class SshdSandbox(ExecSandbox):
 class Keys:
     """The keys of one opening, and how sandboxes are reached with them."""
 
-    def __init__(self, directory: Path, disks: Disks, environment: dict[str, str]) -> None:
+    def __init__(self, directory: Path, environment: dict[str, str]) -> None:
         """``environment`` is that of the ssh processes."""
         self._directory = directory
-        self._disks = disks
         self._environment = environment
-        self._made: dict[str | tuple[Path, ...], tuple[int, ...]] = {}
-        self._lock = anyio.Lock()
 
-    async def disks(self, found: LowerDirectories) -> tuple[int, ...]:
-        """The disks to put above the layers of a recipe. Raises CreateError."""
-        key = found.key or found.paths
-        async with self._lock:
-            if key not in self._made:
-                self._made[key] = await anyio.to_thread.run_sync(self._layers, found)
-            return self._made[key]
+    def disks(self, found: LowerDirectories) -> Iterator[int]:
+        """Open the disks to put above the layers of a recipe; the caller closes them.
 
-    def _layers(self, found: LowerDirectories) -> tuple[int, ...]:
-        own = Path(tempfile.mkdtemp(prefix="keys-", dir=self._directory))
+        Blocks. Raises CreateError.
+        """
+        with tempfile.TemporaryDirectory(prefix="keys-", dir=self._directory) as own:
+            self._write(found, Path(own))
+            disk = disks.private(Path(own))
+        yield disk
+        if not any(overlay.lookup(found.paths, name) for name in (PROGRAM, MERGED)):
+            yield _packages(found)
+
+    def _write(self, found: LowerDirectories, own: Path) -> None:
         own.chmod(0o755)
         place = own / PLACE
         place.mkdir(parents=True)
@@ -135,9 +135,6 @@ class Keys:
         if "\nsshd:" not in users:
             users = f"{users.rstrip()}\n{USER}\n".lstrip()
         (own / USERS).write_text(users, errors="surrogateescape")
-        disk = self._disks.private(own)
-        has_sshd = any(overlay.lookup(found.paths, name) for name in (PROGRAM, MERGED))
-        return (disk,) if has_sshd else (disk, _packages(found, self._disks))
 
     @asynccontextmanager
     async def reached(
@@ -192,7 +189,7 @@ class Keys:
         )
 
 
-async def prepare(directory: Path, disks: Disks, environment: dict[str, str]) -> Keys:
+async def prepare(directory: Path, environment: dict[str, str]) -> Keys:
     """Make new keys in a directory. Raises Unavailable."""
     for name in ("host_key", "user_key"):
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(directory / name)]
@@ -202,7 +199,7 @@ async def prepare(directory: Path, disks: Disks, environment: dict[str, str]) ->
             raise Unavailable(
                 f"vm: ssh-keygen failed: {error}", remedy="apt-get install openssh-client"
             ) from error
-    return Keys(directory, disks, environment)
+    return Keys(directory, environment)
 
 
 async def _listening(inside: InitSandbox) -> None:
@@ -240,17 +237,15 @@ def _users(found: LowerDirectories) -> bytes:
     return overlay.read(found.paths, USERS) if _find(found, USERS) is not None else b""
 
 
-def _packages(found: LowerDirectories, disks: Disks) -> int:
+def _packages(found: LowerDirectories) -> int:
     """A disk with what the image lacks to run sshd, of this host's Debian. Blocks. Raises CreateError."""
     status = _find(found, "var/lib/dpkg/status")
     if status is None:
         raise CreateError("the image has no sshd, and is not of Debian", remedy='use actions="init"')
     with status.open("rb") as file:
         name = f"sshd-{hashlib.file_digest(file, 'sha256').hexdigest()[:32]}"
-    target = folder() / "disks" / f"{name}.ext4"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.exists():
-        return disks.named(name, target)
+    if (disk := disks.kept(name)) is not None:
+        return disk
     with locked(folder() / "lock", fcntl.LOCK_EX):
         scratch = Path(tempfile.mkdtemp(prefix="fetch-", dir=folder()))
         try:

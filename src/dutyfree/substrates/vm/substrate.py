@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Hashable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -33,19 +33,24 @@ from dutyfree.engine.node import Node
 from dutyfree.engine.sandbox.guest import Guest
 from dutyfree.engine.sandbox.init_sandbox import InitSandbox
 from dutyfree.engine.store.locks import try_lock
+from dutyfree.substrates.local.id_ranges import IdRanges
 from dutyfree.substrates.local.lifecycle import closing
 from dutyfree.substrates.local.reaper import Reaper, remove_tree
 from dutyfree.substrates.local.runtime_environment import runtime_environment
 from dutyfree.substrates.native import Native, NativeConfig
-from dutyfree.substrates.vm import accelerator, kernel, sshd
+from dutyfree.substrates.vm import accelerator, disks, kernel, sshd
 from dutyfree.substrates.vm.config import LIMITS, VmConfig
-from dutyfree.substrates.vm.disks import MOST, Disks, copied
-from dutyfree.substrates.vm.machine import Machines, Saved, SavedMachines, ready
+from dutyfree.substrates.vm.disks import MOST, OpenDisks, copied
+from dutyfree.substrates.vm.machine import Machines, Saved, ready
 from dutyfree.substrates.vm.qemu import Files, Hardware, Qemu, Shape, version
+from dutyfree.substrates.vm.resource_cache import ResourceCache
 
 PREFIX = "dutyfree-vm-"
 HOST = "10.0.2.2"
 """The host's loopback in QEMU's user network."""
+
+MAKERS = 8
+"""Threads that open and make disks. They are not those of all others, which big disks would hold up."""
 
 LEAST_MEMORY = 128 << 20
 STUDY = "study"
@@ -56,7 +61,7 @@ class _Kind(NamedTuple):
 
     shape: Shape
     disk: int | None
-    lower: tuple[int, ...]
+    layers: Hashable
 
 
 class Vm:
@@ -192,28 +197,37 @@ async def opened_on(config: VmConfig, layers: DirectoryLayers, directory: Path) 
     """
     await anyio.to_thread.run_sync(_require, config)
     held = await anyio.to_thread.run_sync(kernel.fetch)
-    disks = Disks()
     descriptors: list[int] = []
+    ranges = IdRanges()
     try:
+        first_id = await anyio.to_thread.run_sync(_claimed, ranges)
         descriptors.append(os.open(held.image, os.O_RDONLY | os.O_CLOEXEC))
         descriptors.append(await anyio.to_thread.run_sync(held.initramfs))
         files = Files(descriptors[0], descriptors[1], ())
-        hardware, reason = await accelerator.hardware(config, files)
+        hardware, reason = await accelerator.hardware(config, files, first_id)
         name, _, value = _mark(directory).partition("=")
         machines = Machines(config, hardware, runtime_environment({name: value}))
         keys = None
         if config.actions == "exec":
-            keys = await sshd.prepare(directory, disks, {**os.environ, name: value})
-        opened = VmSubstrate(config, layers, machines, files, disks, (hardware, reason), held, keys)
+            keys = await sshd.prepare(directory, {**os.environ, name: value})
+        opened = VmSubstrate(config, layers, machines, files, (hardware, reason), held, keys)
         try:
             yield opened
         finally:
             with anyio.CancelScope(shield=True):
                 await opened.close()
     finally:
-        disks.close()
+        ranges.close()
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _claimed(ranges: IdRanges) -> int:
+    """The first user id of a range for the QEMU processes of an opening. Raises Unavailable."""
+    try:
+        return ranges.claim()
+    except OSError as error:
+        raise Unavailable(f"vm: no user ids for QEMU: {error}") from error
 
 
 class VmSubstrate:
@@ -228,7 +242,6 @@ class VmSubstrate:
         layers: DirectoryLayers,
         machines: Machines,
         files: Files,
-        disks: Disks,
         hardware: tuple[Hardware, str],
         held: kernel.Kernel,
         keys: sshd.Keys | None,
@@ -238,17 +251,20 @@ class VmSubstrate:
         self._layers = layers
         self.machines = machines
         self._files = files
-        self._disks = disks
         self._hardware, self._reason = hardware
         self._kernel = held
         self._keys = keys
         self._opening = f"vm-{secrets.token_hex(4)}"
         self._numbers = itertools.count(1)
-        self._saved = SavedMachines()
+        self._disks: ResourceCache[OpenDisks] = ResourceCache()
+        self._empty: ResourceCache[OpenDisks] = ResourceCache()
+        self._saved: ResourceCache[Saved] = ResourceCache()
+        self._makers = anyio.CapacityLimiter(MAKERS)
         self._living: set[str] = set()
 
     async def close(self) -> None:
-        self._saved.close()
+        for cache in (self._saved, self._empty, self._disks):
+            await anyio.to_thread.run_sync(cache.close)
 
     # --- Sandboxes --------------------------------------------------------------------------------------
 
@@ -265,10 +281,11 @@ class VmSubstrate:
         self._refuse(recipe, given)
         begun = perf_counter()
         async with self._layers.open(recipe) as found:
-            kind = _Kind(self._shape(given), given.disk, await self._lower(found))
-            marks = [("layers", perf_counter())]
+            kind = _Kind(self._shape(given), given.disk, _layers(found))
+            async with self._lower(found) as files:
+                marks = [("layers", perf_counter())]
+                qemu = await self._machine(kind, files, marks)
             name = f"{self._opening}-{next(self._numbers)}"
-            qemu = await self._machine(kind, marks)
             guest = await ready(qemu, name, self._config.boot_seconds)
             marks.append(("ready", perf_counter()))
             sandbox = guest.sandbox(found.defaults, given)
@@ -285,20 +302,29 @@ class VmSubstrate:
             finally:
                 self._living.discard(name)
 
-    async def _lower(self, found: LowerDirectories) -> tuple[int, ...]:
-        lower = await anyio.to_thread.run_sync(self._disks.lower, found)
-        if self._keys is not None:
-            lower = (*await self._keys.disks(found), *lower)
-        if len(lower) > MOST:
-            raise CreateError(
-                f"vm: the recipe has {len(lower)} layers, and a machine at most {MOST} disks",
-                remedy="use fewer stages, or an image with fewer layers",
-            )
-        return lower
+    @asynccontextmanager
+    async def _lower(self, found: LowerDirectories) -> AsyncIterator[Files]:
+        """The files of a machine, until a QEMU process has inherited them. Raises CreateError."""
 
-    async def _machine(self, kind: _Kind, marks: list[tuple[str, float]]) -> Qemu:
+        async def make() -> OpenDisks:
+            return await anyio.to_thread.run_sync(OpenDisks, self._opened(found), limiter=self._makers)
+
+        async with self._disks.use(_layers(found), make) as lower:
+            if len(lower.descriptors) > MOST:
+                raise CreateError(
+                    f"vm: the recipe has {len(lower.descriptors)} layers, and a machine at most {MOST} disks",
+                    remedy="use fewer stages, or an image with fewer layers",
+                )
+            yield self._files._replace(lower=lower.descriptors)
+
+    def _opened(self, found: LowerDirectories) -> Iterator[int]:
+        """Blocks. Raises CreateError."""
+        if self._keys is not None:
+            yield from self._keys.disks(found)
+        yield from disks.lower(found)
+
+    async def _machine(self, kind: _Kind, files: Files, marks: list[tuple[str, float]]) -> Qemu:
         """A machine whose first process waits for its message. Raises CreateError."""
-        files = self._files._replace(lower=kind.lower)
         forward = "" if self._keys is None else sshd.FORWARD
         upper = -1
         try:
@@ -320,10 +346,13 @@ class VmSubstrate:
         return qemu
 
     async def _upper(self, kind: _Kind) -> int:
+        """A new empty disk, which the caller closes; -1 if the machine has none. Raises CreateError."""
         if kind.shape.upper != "disk":
             return -1
         assert kind.disk is not None
-        return await anyio.to_thread.run_sync(self._disks.upper, kind.disk)
+        make = partial(anyio.to_thread.run_sync, disks.template, kind.disk, limiter=self._makers)
+        async with self._empty.use(kind.disk, make) as template:
+            return await anyio.to_thread.run_sync(copied, template.descriptors[0])
 
     async def _save(self, kind: _Kind, files: Files) -> Saved:
         """Boot a machine of a kind, and save it. Raises CreateError."""
@@ -377,12 +406,10 @@ class VmSubstrate:
     async def prepare(self, recipe: Recipe | None = None) -> None:
         recipe, usual = recipe or Recipe(), filled(self._config.limits, LIMITS)
         self._refuse(recipe, usual)
-        async with self._layers.open(recipe) as found:
-            lower = await self._lower(found)
+        async with self._layers.open(recipe) as found, self._lower(found) as files:
             if self._config.restore:
-                kind = _Kind(self._shape(usual), usual.disk, lower)
-                save = partial(self._save, kind, self._files._replace(lower=lower))
-                async with self._saved.use(kind, save):
+                kind = _Kind(self._shape(usual), usual.disk, _layers(found))
+                async with self._saved.use(kind, partial(self._save, kind, files)):
                     pass
 
     async def sandboxes(self) -> list[str]:
@@ -400,7 +427,7 @@ class VmSubstrate:
             "image": config.image,
             "storage": "memory (tmpfs of the guest)",
             "enforces": "cpu, memory, pids" if self._keys is None else "cpu, memory",
-            "user": "own" if self._hardware.group is not None else "that of this process",
+            "user": "own" if self._hardware.identity is not None else "that of this process",
         }
         if self._reason:
             facts["without kvm"] = self._reason
@@ -411,6 +438,11 @@ class VmSubstrate:
         facts["qemu"] = await anyio.to_thread.run_sync(version, config)
         async with self.sandbox() as sandbox:
             return facts | await run_stage.tools(sandbox)
+
+
+def _layers(found: LowerDirectories) -> Hashable:
+    """Names the files of a recipe as long as this opening lasts."""
+    return found.key or found.directory
 
 
 def filled(limits: Limits, option: Limits) -> Limits:

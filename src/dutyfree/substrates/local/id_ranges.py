@@ -1,4 +1,4 @@
-"""Ranges of the host's user ids for containers: no two containers share one.
+"""Ranges of the host's user ids: no two containers share one, nor a container and the machines of ``vm``.
 
 The launcher of ``native`` takes its ranges from the same file (``id_ranges.c``): each range is one byte, and
 a process locks the bytes of its ranges. The kernel drops the locks when the process ends.
@@ -16,6 +16,7 @@ import struct
 FIRST = 1 << 30
 COUNT = 65536
 RANGES = 16383
+LAST = FIRST + RANGES * COUNT - 1
 REGISTER = "/run/dutyfree-ids"
 
 
@@ -31,7 +32,7 @@ class IdRanges:
             self._file = os.open(REGISTER, flags, 0o600)
 
     def claim(self) -> int:
-        """The first id of a free range."""
+        """The first id of a free range. Raises OSError."""
         for number in itertools.islice(self._next, RANGES):
             slot = number % RANGES
             if slot not in self._taken and self._lock(fcntl.F_WRLCK, slot):
