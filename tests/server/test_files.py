@@ -96,7 +96,7 @@ async def test_silent_clients_take_no_thread_that_others_need(hosted: tuple[Serv
         await substrate._connection.begin("put_files", "", calls.Files((secrets.token_hex(32),)))
         for _ in range(50)
     ]
-    limiter = service.files._limiter("local")
+    limiter = service.files._turns_of("local").threads
     await until(lambda: limiter.statistics().tasks_waiting == 50 - RECEIVED_AT_ONCE)
     assert anyio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
     with anyio.fail_after(20):
@@ -104,6 +104,15 @@ async def test_silent_clients_take_no_thread_that_others_need(hosted: tuple[Serv
     before = descriptors()
     await asyncio.gather(*(call.cancel() for call in begun))
     await until(lambda: descriptors() <= before - 50)  # each had a pipe
+
+
+async def test_a_tenant_whose_files_are_slow_to_remove_delays_no_other(tmp_path: Path) -> None:
+    files = TenantFiles(tmp_path)
+    received = await anyio.to_thread.run_sync(files.scratch, "two")
+    with files._turns_of("one").making_room:
+        keeping = asyncio.create_task(files.keep("two", received))
+        assert (await asyncio.wait([keeping], timeout=20))[0]
+    assert await files.missing("two", [await keeping]) == []
 
 
 async def test_what_arrives_is_counted_before_it_is_there(tmp_path: Path) -> None:

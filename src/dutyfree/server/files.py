@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -110,6 +111,13 @@ class Arrival:
         return found
 
 
+class _Turns(NamedTuple):
+    """What the transfers of one tenant wait for, and those of no other."""
+
+    threads: anyio.CapacityLimiter
+    making_room: threading.Lock
+
+
 class TenantFiles:
     """The trees below ``root``, as ``TENANT/DIGEST``. A tree gets its name when it is verified."""
 
@@ -119,8 +127,7 @@ class TenantFiles:
         self.stall = stall
         """Seconds in which the next part of a tree must come."""
         self._sizes: dict[Path, int] = {}
-        self._making_room = threading.Lock()
-        self._limiters: dict[str, anyio.CapacityLimiter] = {}
+        self._turns: dict[str, _Turns] = {}
         self._arriving: Counter[str] = Counter()
 
     def path(self, tenant: str, digest: str) -> Path:
@@ -152,31 +159,32 @@ class TenantFiles:
         Raises RecipeError, CollectError, and Exhausted if the tenant has too many files, or the disk has no
         room.
         """
-        owned = threading.Lock()  # whoever gets it closes the descriptor: the call may be cancelled any time
+        # Whoever gets it closes the descriptor: the call may be cancelled at any time.
+        owned = threading.Lock()
+        turns = self._turns_of(path.parent.name)
 
         def receive() -> None:
             if owned.acquire(blocking=False):
-                self._receive(descriptor, path)
+                self._receive(descriptor, path, turns)
 
         try:
-            await anyio.to_thread.run_sync(receive, limiter=self._limiter(path.parent.name))
+            await anyio.to_thread.run_sync(receive, limiter=turns.threads)
         finally:
             if owned.acquire(blocking=False):
                 os.close(descriptor)
 
-    def _limiter(self, tenant: str) -> anyio.CapacityLimiter:
-        """The threads that a tenant may use."""
-        limiter = self._limiters.get(tenant)
-        if limiter is None:
-            limiter = self._limiters[tenant] = anyio.CapacityLimiter(RECEIVED_AT_ONCE)
-        return limiter
+    def _turns_of(self, tenant: str) -> _Turns:
+        turns = self._turns.get(tenant)
+        if turns is None:
+            turns = self._turns[tenant] = _Turns(anyio.CapacityLimiter(RECEIVED_AT_ONCE), threading.Lock())
+        return turns
 
-    def _receive(self, descriptor: int, path: Path) -> None:
+    def _receive(self, descriptor: int, path: Path, turns: _Turns) -> None:
         with ExitStack() as stack:
             stack.callback(os.close, descriptor)
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             check_disk(path.parent)
-            with self._making_room:
+            with turns.making_room:
                 self._make_room(path.parent)
             scratch = stack.enter_context(_scratch(path.parent))
             _receive(os.dup(descriptor), scratch / "tree", path)
@@ -218,10 +226,11 @@ class TenantFiles:
 
     async def keep(self, tenant: str, received: Path) -> str:
         """Keep a file that ``scratch`` made, under its digest, which is returned. Raises Exhausted."""
+        turns = self._turns_of(tenant)
 
         def move() -> str:
             check_disk(received.parent)
-            with self._making_room:
+            with turns.making_room:
                 self._make_room(received.parent)
             digest = tree_digest(received).hex()
             path = self.path(tenant, digest)
@@ -229,7 +238,7 @@ class TenantFiles:
                 received.rename(path)
             return digest
 
-        return await anyio.to_thread.run_sync(move, limiter=self._limiter(tenant))
+        return await anyio.to_thread.run_sync(move, limiter=turns.threads)
 
 
 def check_disk(directory: Path) -> None:
