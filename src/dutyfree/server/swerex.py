@@ -44,6 +44,8 @@ _MEMBER = b"PK\x01\x02"
 """Begins the entry of each member in the directory of an archive."""
 _COMPRESSION = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """What can be unpacked within a bound of memory."""
+_INVALID = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, OverflowError)
+"""What zipfile raises for an archive that is not valid: the last two for impossible names and offsets."""
 
 
 class SwerexError(Exception):
@@ -317,10 +319,10 @@ class SwerexRoutes:
 
 @contextlib.contextmanager
 def _reading() -> Iterator[None]:
-    """Raises SwerexError for all that zipfile raises. ValueError: a name or an offset that cannot be."""
+    """Raises SwerexError for an archive that is not valid."""
     try:
         yield
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, OverflowError) as error:
+    except _INVALID as error:
         raise SwerexError(f"{ERRORS}.SwerexException", f"the archive is not valid: {error}") from error
 
 
