@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 
 from dutyfree.contract.errors import LimitError, RecipeError
-from dutyfree.server.e2b.template_store import LATEST_BUILDS, MOST_BYTES, MOST_TAGS, TemplateStore
+from dutyfree.server.e2b.template_store import (
+    LATEST_BUILDS,
+    MOST_BYTES,
+    MOST_TAGS,
+    MOST_TEMPLATES,
+    TakenSnapshot,
+    TemplateStore,
+)
 
 
 @pytest.fixture
@@ -52,3 +60,22 @@ async def test_the_bytes_of_a_tenant_are_bounded(store: TemplateStore, tmp_path:
         again.request("two", "other", (), None, None)
     await store.remove(template)
     assert store._used["one"] == 0
+
+
+def test_a_snapshot_is_taken_again_under_its_name(store: TemplateStore) -> None:
+    taken = TakenSnapshot("image", "sandbox", "")
+    store.snapshots = {("one", f"snapshot-{number}"): taken for number in range(MOST_TEMPLATES)}
+    with pytest.raises(LimitError, match="snapshots"):
+        store.check_snapshot("one", "new")
+    store.check_snapshot("one", "snapshot-0")
+    store.check_snapshot("two", "new")
+
+
+async def test_uploads_at_the_same_time_forget_the_oldest(store: TemplateStore) -> None:
+    store._uploads = {("one", f"old-{number}"): "digest" for number in range(MOST_TEMPLATES + 2)}
+    async with anyio.create_task_group() as tasks:
+        for number in range(3):
+            tasks.start_soon(store.add_upload, "one", f"new-{number}", "digest")
+    assert len(store._uploads) == MOST_TEMPLATES
+    assert store.upload("one", "old-4") is None
+    assert store.upload("one", "old-5") == store.upload("one", "new-2") == "digest"

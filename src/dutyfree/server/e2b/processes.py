@@ -136,11 +136,10 @@ class TerminalCommand:
         return not self._task.done()
 
     async def output(self) -> AsyncIterator[tuple[Stream, bytes]]:
-        at = self._dropped
+        at = 0
         while True:
-            at = max(at, self._dropped)
-            while at - self._dropped < len(self._kept):
-                yield "pty", self._kept[at - self._dropped]
+            while (at := max(at, self._dropped)) < self._dropped + len(self._kept):
+                yield "pty", self._kept[at - self._dropped]  # meanwhile, pieces may be dropped
                 at += 1
             if self._task.done():
                 return

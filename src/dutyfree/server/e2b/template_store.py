@@ -255,8 +255,10 @@ class TemplateStore:
                 self._database.execute("DELETE FROM snapshots WHERE tenant = ? AND name = ?", (tenant, name))
 
     def check_snapshot(self, tenant: str, name: str) -> None:
-        """Raises RecipeError for what is no name, and LimitError if the tenant has too many snapshots."""
+        """Raises RecipeError for what is no name, and LimitError if the tenant would have too many snapshots."""
         _check_names((name,))
+        if (tenant, name) in self.snapshots:
+            return  # it is replaced
         if sum(owner == tenant for owner, _ in self.snapshots) >= MOST_TEMPLATES:
             raise LimitError(f"a tenant may have {MOST_TEMPLATES} snapshots", remedy="delete some")
 
@@ -278,7 +280,7 @@ class TemplateStore:
         self._uploads[tenant, files_hash] = digest
         own = [name for owner, name in self._uploads if owner == tenant]
         for old in own[:-MOST_TEMPLATES]:
-            del self._uploads[tenant, old]
+            self._uploads.pop((tenant, old), None)  # another upload may have removed it meanwhile
             await self._write("DELETE FROM uploads WHERE tenant = ? AND hash = ?", (tenant, old))
         await self._write("INSERT OR REPLACE INTO uploads VALUES (?, ?, ?)", (tenant, files_hash, digest))
 
