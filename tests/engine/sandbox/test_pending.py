@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
+from typing import Any
 
 import anyio
 import pytest
@@ -136,7 +138,25 @@ class SlowControl:
         pass
 
 
-def test_a_cancelled_pause_or_resume_leaves_nothing_frozen() -> None:
+async def cancel_by_scope(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    with anyio.move_on_after(0.5):
+        await work()
+
+
+async def cancel_by_task(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """As ``asyncio.timeout`` does, which no shield of anyio holds back; and again a moment later."""
+    task = asyncio.create_task(work())
+    for _ in range(2):
+        await anyio.sleep(0.3)
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("cancel", [cancel_by_scope, cancel_by_task])
+def test_a_cancelled_pause_or_resume_leaves_nothing_frozen(
+    cancel: Callable[[Callable[[], Coroutine[Any, Any, None]]], Coroutine[Any, Any, None]],
+) -> None:
     async def main() -> None:
         with connected() as (owner, _, _):
             control = SlowControl()
@@ -145,14 +165,28 @@ def test_a_cancelled_pause_or_resume_leaves_nothing_frozen() -> None:
             def states() -> tuple[bool, bool, bool]:
                 return control.frozen, owner.frozen, lifecycle.paused
 
-            with anyio.move_on_after(0.5):
-                await lifecycle.pause()
+            await cancel(lifecycle.pause)
             assert states() == (False, False, False)
             await lifecycle.pause()
             assert states() == (True, True, True)
-            with anyio.move_on_after(0.5):
-                await lifecycle.resume()
+            await cancel(lifecycle.resume)
             assert states() == (False, False, False)
+
+    virtual.run(main)
+
+
+def test_a_cancelled_resumption_that_fails_can_be_repeated() -> None:
+    async def main() -> None:
+        with connected() as (owner, _, _):
+            control = SlowControl()
+            lifecycle = Lifecycle("test", owner, control)
+            await lifecycle.pause()
+            control.fails = True
+            await cancel_by_task(lifecycle.resume)
+            assert lifecycle.paused
+            control.fails = False
+            await lifecycle.resume()
+            assert not lifecycle.paused
 
     virtual.run(main)
 

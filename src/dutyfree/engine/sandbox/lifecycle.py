@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 
@@ -101,7 +102,7 @@ class Lifecycle:
                     raise
 
     async def resume(self) -> None:
-        """Continue all processes, also if this is cancelled. If it fails, the sandbox stays paused."""
+        """Continue all processes. Once begun, nothing cancels it. If it fails, the sandbox stays paused."""
         async with self.lock:
             await self._resume()
 
@@ -111,7 +112,10 @@ class Lifecycle:
             return
         # If it fails, a later one must not postpone the deadlines by the same time again.
         since, self._paused_at = self._paused_at, perf_counter()
-        await self.thaw(self._channel, since)
+        await _to_the_end(self._end_pause(since))
+
+    async def _end_pause(self, since: float) -> None:
+        await self._thaw(self._channel, since)
         self._paused_at = None
 
     async def freeze(self, channel: Channel) -> None:
@@ -122,15 +126,18 @@ class Lifecycle:
         await self.handle.freeze()
 
     async def thaw(self, channel: Channel, since: float) -> None:
-        """Continue all processes; timeouts move by the time since ``since``."""
+        """Continue all processes; timeouts move by the time since ``since``. Nothing cancels it."""
+        # Half of it would leave a frozen sandbox without deadlines.
+        await _to_the_end(self._thaw(channel, since))
+
+    async def _thaw(self, channel: Channel, since: float) -> None:
         pause = int((perf_counter() - since) * 1e9)
         # Sent before the thaw, so that init moves its deadlines before it checks them.
         channel.tell(Frame.POSTPONE, 0, protocol.NANOSECONDS.pack(pause))
-        with anyio.CancelScope(shield=True):  # half of it would leave a frozen sandbox without deadlines
-            await self.handle.thaw()
-            channel.thaw_deadlines()  # init runs, so it must answer
-            if not self.handle.freezer:
-                await self.signal(channel, signal.SIGCONT)
+        await self.handle.thaw()
+        channel.thaw_deadlines()  # init runs, so it must answer
+        if not self.handle.freezer:
+            await self.signal(channel, signal.SIGCONT)
 
     async def signal(self, channel: Channel, number: signal.Signals) -> None:
         """Send a signal to all processes of the sandbox."""
@@ -151,6 +158,24 @@ class Lifecycle:
         self._channel.close()
         with anyio.CancelScope(shield=True):
             await self.handle.destroy()
+
+
+async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Do ``work``. If the caller is cancelled meanwhile, the cancellation waits for its end.
+
+    A shield of anyio alone does not stop ``Task.cancel``, and so ``asyncio.timeout``.
+    """
+    task = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+    if cancelled is not None:
+        raise cancelled from task.exception()
+    task.result()
 
 
 class NativeLifecycle(Lifecycle):
