@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
-
 import anyio
 
 from dutyfree.server.e2b.processes import TERMINAL_KEPT, CommandConfig, TerminalCommand
@@ -17,13 +15,13 @@ async def test_a_slow_reader_of_a_terminal_gets_the_latest_output(native: Native
     async with native.sandbox() as sandbox:
         command = TerminalCommand(1, config, sandbox, 24, 80)
         await command.opened()
-        async with aclosing(command.output()) as output:
-            with anyio.fail_after(60):
-                _, piece = await anext(output)
-                assert piece.startswith(b"begin")
-                await command.write(b"\n")
-                await until(lambda: not command.running)
-                rest = b"".join([piece async for _, piece in output])
+        output = command.output()
+        with anyio.fail_after(60):
+            _, piece = await anext(output)
+            assert piece.startswith(b"begin")
+            await command.write(b"\n")
+            await until(lambda: not command.running)
+            rest = b"".join([piece async for _, piece in output])
         assert command._dropped
         lines = rest.split(b"\r\n")
         assert lines[-2:] == [b"end", b""]

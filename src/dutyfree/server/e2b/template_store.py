@@ -255,7 +255,7 @@ class TemplateStore:
                 self._database.execute("DELETE FROM snapshots WHERE tenant = ? AND name = ?", (tenant, name))
 
     def check_snapshot(self, tenant: str, name: str) -> None:
-        """Raises RecipeError for what is no name, and LimitError if the tenant would have too many snapshots."""
+        """Raises RecipeError for what is no name, and LimitError for one snapshot too many."""
         _check_names((name,))
         if (tenant, name) in self.snapshots:
             return  # it is replaced
