@@ -24,6 +24,8 @@ from dutyfree.server import listen
 from dutyfree.server.bodies import LARGEST_REQUEST, ByteBudget
 from dutyfree.server.channel import MOST_WAITING, Channel
 from dutyfree.server.connections import ConnectionLimits
+from dutyfree.server.e2b.templates import LARGEST_UPLOAD
+from dutyfree.server.files import MOST_ARRIVING
 from dutyfree.server.quotas import QuotaLimits, Quotas
 from dutyfree.server.service import Service
 from dutyfree.server.tokens import Tokens
@@ -500,15 +502,17 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @pytest.fixture(scope="module")
-async def with_token(guarded: tuple[Path, str]) -> AsyncIterator[tuple[str, str, ByteBudget]]:
+async def with_token(guarded: tuple[Path, str]) -> AsyncIterator[tuple[str, str, ByteBudget, Service]]:
     """A server that needs a token, and has little memory for requests: its address, and the token."""
     budget = ByteBudget(1 << 20)
-    async with served(guarded[0], budget=budget) as (_, address):
-        yield address, guarded[1], budget
+    async with served(guarded[0], budget=budget, connections=LIMITS) as (service, address):
+        yield address, guarded[1], budget, service
 
 
-async def test_a_tenant_is_one_however_it_writes_its_token(with_token: tuple[str, str, ByteBudget]) -> None:
-    address, token, budget = with_token
+async def test_a_tenant_is_one_however_it_writes_its_token(
+    with_token: tuple[str, str, ByteBudget, Service],
+) -> None:
+    address, token, budget, _ = with_token
     basic = base64.b64encode(f"any:{token}".encode()).decode()
     ways = (f"Authorization: Bearer {token}", f"Authorization: Basic {basic}", f"X-API-Key: {token}")
     clients = [await Raw.open(address) for _ in ways]
@@ -524,28 +528,59 @@ async def test_a_tenant_is_one_however_it_writes_its_token(with_token: tuple[str
         client.close()
 
 
-async def test_an_upload_by_link_counts_for_the_tenant_of_the_link(
-    with_token: tuple[str, str, ByteBudget],
+async def test_an_upload_goes_to_the_disk_and_counts_for_the_tenant_of_its_link(
+    with_token: tuple[str, str, ByteBudget, Service],
 ) -> None:
     """The link needs no token, so a tenant could send it from many addresses."""
-    address, token, budget = with_token
-    template = await _asked(address, token, "POST", "/v3/templates", {"name": "t"})
-    clients = []
-    for name in ("first", "second"):
-        link = await _asked(address, token, "GET", f"/templates/{template['templateID']}/files/{name}")
-        client = await Raw.open(address)
-        clients.append(client)
-        path = link["url"].partition(address)[2]
-        await client.send(
-            f"PUT {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500000\r\n\r\n".encode()
-        )
-        await client.send(b" " * 400_000)
-        if name == "first":
-            await until(lambda: budget._used["greedy"] == 400_000)
+    address, token, budget, service = with_token
+    arriving = service.files._arriving
+    part = bytes(2 << 20)  # more than the memory for requests
+    client = await _uploading(address, token, LARGEST_REQUEST + 1)
+    await client.send(part)
+    await until(lambda: arriving["greedy"] == len(part))
+    assert not budget._used
     with anyio.fail_after(10):
-        assert b" 503 " in await clients[1].reader.readline()
-    for client in clients:
-        client.close()
+        assert b" 408 " in await client.reader.readline(), "the client does not send the rest"
+    client.close()
+    await until(lambda: not arriving["greedy"])
+    tree = anyio.Path(service.files._root / "greedy")
+
+    async def names() -> list[str]:
+        return [path.name async for path in tree.iterdir()]
+
+    await until_not(names)
+    arriving["greedy"] = MOST_ARRIVING
+    client = await _uploading(address, token, len(part))
+    await client.send(b"x")
+    with anyio.fail_after(10):
+        assert b" 429 " in await client.reader.readline()
+    client.close()
+    arriving["greedy"] = 0
+    client = await _uploading(address, token, len(part))
+    await client.send(part)
+    with anyio.fail_after(10):
+        assert b" 200 " in await client.reader.readline()
+    assert [(await path.stat()).st_size async for path in tree.iterdir()] == [len(part)]
+    client.close()
+
+
+async def test_too_large_an_upload_is_refused(with_token: tuple[str, str, ByteBudget, Service]) -> None:
+    address, token, _, _ = with_token
+    client = await _uploading(address, token, LARGEST_UPLOAD + 1)
+    await client.send(b"x")
+    with anyio.fail_after(10):
+        assert b" 413 " in await client.reader.readline()
+    client.close()
+
+
+async def _uploading(address: str, token: str, size: int) -> Raw:
+    """A client that has sent the head of an upload."""
+    template = await _asked(address, token, "POST", "/v3/templates", {"name": "t"})
+    link = await _asked(address, token, "GET", f"/templates/{template['templateID']}/files/files-hash")
+    client = await Raw.open(address)
+    path = link["url"].partition(address)[2]
+    await client.send(f"PUT {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n".encode())
+    return client
 
 
 async def _asked(address: str, token: str, method: str, path: str, body: Any = None) -> Any:

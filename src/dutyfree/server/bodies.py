@@ -23,9 +23,6 @@ LARGEST_REQUEST = 256 << 20
 LARGE = 64 << 10
 """Bytes of arguments and answers from which on they count as memory that the tenant uses."""
 
-TENANT = "dutyfree.tenant"
-"""The key in the scope of a request under which a route says whose it is, if no token does."""
-
 
 class TooLarge(Refused):
     """A request has more bytes than any may have."""
@@ -127,7 +124,7 @@ def bounded(
                 await answer.send(message)
 
         try:
-            if _declared(scope) > LARGEST_REQUEST:
+            if declared_size(scope) > LARGEST_REQUEST:
                 raise TooLarge
             await app(scope, body.receive, noticed)
             if body.refused is not None:
@@ -190,7 +187,7 @@ class _Answer:
     async def send(self, message: Message) -> None:
         """Raises TooMuch or AnswerLost for a large answer without room. Then nothing was sent."""
         if message["type"] == "http.response.start":
-            if _declared(message) > LARGE:
+            if declared_size(message) > LARGE:
                 self._head = message
                 return
         elif self._head is not None:
@@ -222,7 +219,7 @@ def _address(scope: Scope) -> str:
     return f":{scope['client'][0]}" if scope.get("client") else ":"
 
 
-def _declared(message: Scope | Message) -> int:
+def declared_size(message: Scope | Message) -> int:
     """The size that a request or an answer says it has; 0 if it does not say."""
     for name, value in message["headers"]:
         if name == b"content-length" and value.isdigit():

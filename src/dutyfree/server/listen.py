@@ -17,13 +17,13 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from dutyfree.contract.errors import Unavailable, UsageError
+from dutyfree.server import ports
 from dutyfree.server.access import Access
 from dutyfree.server.app import Routes
-from dutyfree.server.bodies import TENANT, ByteBudget, bounded
+from dutyfree.server.bodies import ByteBudget, bounded
 from dutyfree.server.channel_socket import ChannelSocket
 from dutyfree.server.connections import ConnectionLimits, GuardedConfig, check_all
-from dutyfree.server.e2b import envd
-from dutyfree.server.ports import passes_on
+from dutyfree.server.e2b import envd, templates
 from dutyfree.server.service import Service
 from dutyfree.wire import frames
 
@@ -153,8 +153,10 @@ async def serving(
 
     def tenant_of(scope: Scope) -> str | None:
         connection = HTTPConnection(scope)
-        found = access.known_tenant(connection) or envd.tenant_of(service, connection)
-        return found or scope.get(TENANT)
+        return access.known_tenant(connection) or envd.tenant_of(service, connection)
+
+    def passes_on(scope: Scope) -> bool:
+        return ports.passes_on(scope) or templates.is_upload(scope)
 
     config = GuardedConfig(
         bounded(routes.app(), passes_on, budget or service.quotas.bytes, tenant_of),

@@ -10,13 +10,14 @@ from typing import Any
 
 import anyio.to_thread
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Scope
 
 from dutyfree.contract.errors import DutyfreeError, LimitError, RecipeError
 from dutyfree.server.access import Refused
-from dutyfree.server.bodies import TENANT
+from dutyfree.server.bodies import declared_size
 from dutyfree.server.e2b.control_json import ENVD_VERSION, body_of, time_text
 from dutyfree.server.e2b.template_builds import BASE, BuildStart
 from dutyfree.server.e2b.template_store import DEFAULT_TAG, Build, BuildLog, Template, TemplateRef
@@ -36,6 +37,7 @@ LARGEST_BUILD = 1 << 20
 
 _HASH = re.compile(r"[A-Za-z0-9_-]{1,128}")
 """The SDK's name for the files of a COPY."""
+_UPLOADS = "/templates/uploads/"
 
 Endpoint = Callable[["TemplateRoutes", Request, str], Awaitable[Response]]
 Guard = Callable[[Callable[[Request, str], Awaitable[Response]]], Callable[[Request], Awaitable[Response]]]
@@ -81,7 +83,7 @@ class TemplateRoutes:
             ("GET", one, TemplateRoutes.show),
         ]
         return [
-            Route("/templates/uploads/{link}", self.upload, methods=["PUT"], name="e2b_upload"),
+            Route(_UPLOADS + "{link}", self.upload, methods=["PUT"], name="e2b_upload"),
             *(
                 Route(path, guard(endpoint.__get__(self)), methods=[verb])
                 for verb, path, endpoint in endpoints
@@ -162,14 +164,15 @@ class TemplateRoutes:
         wanted = self._links.pop(request.path_params["link"], None)
         if wanted is None:
             return json_response({"code": 404, "message": "there is no such link"}, 404)
-        tenant, files_hash = wanted
-        request.scope[TENANT] = tenant  # its bytes are the tenant's, whatever address they come from
+        tenant, files_hash = wanted  # its bytes are the tenant's, whatever address they come from
         files = self._service.files
         scratch = await anyio.to_thread.run_sync(files.scratch, tenant)
         try:
             with files.arriving(tenant) as arrival:
                 await _receive(request, scratch, arrival)
                 digest = await files.keep(tenant, scratch)
+        except ClientDisconnect:
+            return Response(status_code=499)
         except Refused as error:
             return json_response({"code": error.status, "message": str(error)}, error.status)
         except DutyfreeError as error:
@@ -254,12 +257,18 @@ class TemplateRoutes:
         return build
 
 
+def is_upload(scope: Scope) -> bool:
+    """Whether a request is an upload: it goes to the disk as it comes, within bounds of its own."""
+    path: str = scope["path"]
+    return scope["method"] == "PUT" and path.startswith(_UPLOADS)
+
+
 async def _receive(request: Request, path: Path, arrival: Arrival) -> None:
-    """Write a body to a file. Raises Refused if it is too large, and Exhausted."""
-    size = 0
+    """Write a body to a file. Raises Refused if it is too large, Exhausted, and ClientDisconnect."""
+    size = declared_size(request.scope)
     async with await anyio.open_file(path, "wb") as file:
         async for part in request.stream():
-            size += len(part)
+            size = max(size, arrival.size + len(part))
             if size > LARGEST_UPLOAD:
                 raise Refused(413, "too_large", f"the files of a step may have {LARGEST_UPLOAD} bytes")
             await arrival.add(len(part))
