@@ -423,6 +423,23 @@ async def test_the_ready_pods_of_a_kind_that_is_not_used_are_removed(
         await until(is_gone)
 
 
+@pytest.mark.slow
+async def test_a_ready_pod_that_would_end_too_soon_is_replaced(cluster: Api) -> None:
+    options: dict[str, Any] = {"ready": 1, "pool": f"age-{os.getpid()}", "lifetime_seconds": 40}
+    async with dutyfree.open("kubernetes", **options) as opened:
+        await opened.prepare()
+        (old,) = opened._pods.watch.pods
+        await until(lambda: status.age(opened._pods.watch.pods[old]) > 20)
+        async with opened.sandbox() as sandbox:
+            assert sandbox.id != old
+            await until(lambda: old not in opened._pods.watch.pods)
+        await opened.settle()
+        (label,) = opened._ready._kinds
+        (new,) = opened._ready._own(label)
+        async with opened.sandbox() as sandbox:
+            assert sandbox.id == new["metadata"]["name"]
+
+
 async def test_a_pod_that_was_taken_is_not_withdrawn(cluster: Api) -> None:
     async with dutyfree.open("kubernetes", ready=1, pool=f"taken-{os.getpid()}") as opened:
         await opened.prepare()
