@@ -159,6 +159,12 @@ def test_other_substrates_run_too(substrate):
     assert done.stdout == b"told"
 
 
+def test_a_substrate_whose_streams_take_bytes_only_gets_all_input_at_once():
+    use = "tests.cli.bytes_only:BytesOnly"
+    assert dutyfree("run", "--substrate", use, "--", "cat", input=b"told").stdout == b"told"
+    assert dutyfree("run", "--substrate", use, "--", "cat", stdin=subprocess.DEVNULL).stdout == b""
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -161,3 +161,9 @@ def test_a_study_with_a_server_of_its_own(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dutyfree", "study", "--plan", str(plan), "--out", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_dutyfree_run_passes_input_and_output() -> None:
+    words = ["run", "--substrate", "e2b", "--option", "serve=true", "--", "sh", "-c", "cat; echo err >&2"]
+    done = subprocess.run([sys.executable, "-m", "dutyfree", *words], capture_output=True, input=b"in\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"in\n", b"err\n")

@@ -32,6 +32,11 @@ async def read() -> AsyncIterator[bytes]:
         yield data
 
 
+async def read_all() -> bytes:
+    """All of what ``read`` reads."""
+    return b"".join([part async for part in read()])
+
+
 async def read_chunk() -> bytes:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()

@@ -7,7 +7,7 @@ everything else that ``run`` needs. ``run_help`` describes the command to the ge
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import fields
 from functools import partial
@@ -22,7 +22,7 @@ from dutyfree.cli.sandbox_options import SandboxOptions, download_files, open_sa
 from dutyfree.cli.signals import run_async
 from dutyfree.contract import Observation, Sandbox, Span
 from dutyfree.contract.abilities import Chunk, Programmed, Streaming
-from dutyfree.contract.errors import UsageError
+from dutyfree.contract.errors import ArgumentError, UsageError
 
 TYPES: dict[str, Callable[[str], object]] = {
     **dict.fromkeys(("substrate", "image", "memory", "disk", "network", "user", "cwd"), str),
@@ -92,9 +92,13 @@ async def _run(command: tuple[str, ...], options: SandboxOptions, timeout: float
     async with open_sandbox(options) as sandbox:
         command = command or _image_command(sandbox)
         if json or not isinstance(sandbox, Streaming):
-            stdin = b"".join([part async for part in console.read()])
             seen = await sandbox.exec(
-                command, cwd=options.cwd, env=environment, stdin=stdin, timeout=timeout, user=options.user
+                command,
+                cwd=options.cwd,
+                env=environment,
+                stdin=await console.read_all(),
+                timeout=timeout,
+                user=options.user,
             )
             if json:
                 console.print_json(_as_json(sandbox, seen))
@@ -132,14 +136,17 @@ async def _stream(
     environment: dict[str, str],
     timeout: float | None,
 ) -> Observation:
-    items = sandbox.stream(
-        command,
-        cwd=options.cwd,
-        env=environment,
-        stdin=console.read(),
-        timeout=timeout,
-        user=options.user,
+    """Write the output as it comes. Give the input as it comes too, if the substrate can take it so."""
+    run = partial(
+        sandbox.stream, command, cwd=options.cwd, env=environment, timeout=timeout, user=options.user
     )
+    try:
+        return await _write_output(run(stdin=console.read()))
+    except ArgumentError:  # raised before the command starts: this substrate may take bytes only
+        return await _write_output(run(stdin=await console.read_all()))
+
+
+async def _write_output(items: AsyncIterator[Chunk | Observation]) -> Observation:
     seen = Observation(exit_code=0)
     async with aclosing(items) as items:  # type: ignore[type-var]
         async for item in items:
