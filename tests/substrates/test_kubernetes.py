@@ -18,6 +18,7 @@ import dutyfree
 from dutyfree import Limits, Recipe, recipes, substrates
 from dutyfree.conformance import CHECKS, Check
 from dutyfree.contract.errors import (
+    ActionError,
     CreateError,
     DutyfreeError,
     ExecError,
@@ -105,6 +106,17 @@ async def test_variables_travel_as_they_are(by_exec: KubernetesSubstrate) -> Non
         assert seen.stdout == b"in\nput"
 
 
+async def test_a_shell_that_the_agent_broke(by_exec: KubernetesSubstrate) -> None:
+    async with by_exec.sandbox() as sandbox:
+        assert (await sandbox.exec("mkdir /new && mv /usr/bin/sh /new/old && mkdir /usr/bin/sh")).ok
+        seen = await sandbox.exec("true")
+        assert (seen.exit_code, seen.started) == (126, False)
+        assert b"permission denied" in seen.stderr or b"is a directory" in seen.stderr
+        with pytest.raises(ActionError) as caught:
+            await sandbox.read("/etc/passwd")
+        assert verdict(caught.value) == "task"
+
+
 # --- Pods -------------------------------------------------------------------------------------------------
 
 
@@ -173,11 +185,13 @@ async def test_an_image_without_init_gets_it_over_the_stream(cluster: Api) -> No
             assert len(await sandbox.read("large")) == 5 << 20
 
 
-async def test_the_process_that_holds_the_stream_is_killed(pods: KubernetesSubstrate) -> None:
+@pytest.mark.parametrize("name", ["KILL", "TERM", "SEGV"])
+async def test_the_process_that_holds_the_stream_is_killed(pods: KubernetesSubstrate, name: str) -> None:
     """Root in the pod can do that, so it is the agent's doing."""
+    kill = f"trap '' {name}; kill -{name} -1; sleep 60" if name != "KILL" else "kill -KILL -1; sleep 60"
     async with pods.sandbox() as sandbox:
         with pytest.raises(SandboxGone, match="killed the process that holds the stream") as caught:
-            await sandbox.exec("kill -KILL -1; sleep 60")  # else its answer may come before the end
+            await sandbox.exec(kill)  # it sleeps, else its answer may come before the end
         assert verdict(caught.value) == "task"
 
 

@@ -6,6 +6,7 @@ Without KVM the machines are emulated, so most tests restore them from one that 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import itertools
 import os
@@ -303,6 +304,47 @@ async def test_a_machine_that_a_command_restarts_over_ssh_is_gone(over_ssh: VmSu
     async with over_ssh.sandbox() as sandbox:
         with pytest.raises(SandboxGone, match="stopped its virtual machine"):
             await sandbox.exec(RESTART)
+
+
+PRETEND = """
+import ctypes, os
+init = os.pidfd_open(1)
+for number in range(9):
+    port = ctypes.CDLL(None).syscall(438, init, number, 0)  # pidfd_getfd
+    if port >= 0 and "vport" in os.readlink(f"/proc/self/fd/{port}"):
+        os.write(port, b"\\xff" * 2000)
+"""
+
+
+@needs_vm
+async def test_root_of_the_machine_pretends_to_be_init(vm: VmSubstrate) -> None:
+    async with vm.sandbox() as sandbox:
+        with pytest.raises(SandboxGone, match="was destroyed") as raised:
+            await sandbox.exec(["python3", "-c", PRETEND])
+        assert verdict(raised.value) == "task"
+
+
+UNPLUG = """
+import fcntl, socket, struct, time
+time.sleep(1)
+fcntl.ioctl(socket.socket(2, 2), 0x8914, struct.pack("16sh14x", b"eth0", 0))  # SIOCSIFFLAGS: down
+"""
+
+
+@needs_vm
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command", ["pkill -9 sshd; sleep 100", f"python3 -c '{UNPLUG}' & sleep 100"], ids=["sshd", "network"]
+)
+async def test_the_way_of_the_commands_is_broken_by_one_of_them(over_ssh: VmSubstrate, command: str) -> None:
+    """Its timeout holds, or it fails at once; later ones fail, and all count as the agent's doing."""
+    async with over_ssh.sandbox() as sandbox:
+        with contextlib.suppress(SandboxGone), anyio.fail_after(5 + 2 * sshd.LATE_SECONDS):
+            assert (await sandbox.exec(command, timeout=5)).timed_out
+        for action in (sandbox.exec("true", timeout=5), sandbox.read("/etc/passwd")):
+            with pytest.raises(SandboxGone) as raised:
+                await action
+            assert verdict(raised.value) == "task"
 
 
 async def test_what_qemu_tells_until_its_end() -> None:

@@ -465,8 +465,12 @@ class Channel(PendingRequests):
     def _protocol_error(self, what: str) -> None:
         """Destroy the sandbox: init broke the protocol, so a process in the sandbox has taken it over."""
         if self._closed is None:
-            self._fail(CollectError(f"sandbox {self._name} sent {what}, and was destroyed"))
+            self._fail(self._taken_over(f"sandbox {self._name} sent {what}, and was destroyed"))
             self._destroy()
+
+    def _taken_over(self, message: str) -> Exception:
+        """No command should be able to do that, so it is not counted against the task."""
+        return CollectError(message)
 
     def _started(self, waiting: PendingCommand, flags: int, identity: int) -> None:
         if not (flags & protocol.WITH_FD and self._arrived):

@@ -45,12 +45,19 @@ class Guest:
         *,
         explain: Callable[[], Awaitable[Exception]],
         decode: Callable[[bytes], bytes] = bytes,
+        is_protected: bool = True,
     ) -> None:
-        """``explain`` and ``decode``: see StreamChannel. The guest closes the socket."""
+        """``explain``, ``decode`` and ``is_protected``: see StreamChannel. The guest closes the socket."""
         self._name = name
         self._control = control
         self._channel = StreamChannel(
-            connected, name, control.give_up, decode=decode, explain=explain, responds=control.responds
+            connected,
+            name,
+            control.give_up,
+            decode=decode,
+            explain=explain,
+            responds=control.responds,
+            is_protected=is_protected,
         )
 
     async def wait_ready(self, seconds: float = READY_SECONDS) -> None:
@@ -78,6 +85,10 @@ class Guest:
     def sandbox(self, known: CommandDefaults, limits: Limits) -> InitSandbox:
         lifecycle = Lifecycle(self._name, self._channel, self._control)
         return InitSandbox(self._name, lifecycle, known, limits.output)
+
+    def give_up(self) -> None:
+        """Destroy the sandbox, without waiting for the end."""
+        self._control.give_up()
 
     def close(self) -> None:
         self._channel.close()

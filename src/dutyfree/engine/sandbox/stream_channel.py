@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
-from dutyfree.contract.errors import CreateError, ExecError
+from dutyfree.contract.errors import CreateError, ExecError, SandboxGone
 from dutyfree.engine.launcher import protocol
 from dutyfree.engine.launcher.protocol import Frame
 from dutyfree.engine.launcher.timeouts import DEFAULT_TIMEOUTS
@@ -32,6 +32,7 @@ class StreamChannel(Channel):
 
     ``decode`` turns received bytes into init's own: a transport may put frames of its own around them.
     ``explain`` says why the stream ended: that error is the answer to all requests that wait.
+    ``is_protected``: whether init is protected from the commands. Else what it sends may be theirs.
     """
 
     def __init__(
@@ -43,10 +44,12 @@ class StreamChannel(Channel):
         decode: Callable[[bytes], bytes],
         explain: Callable[[], Awaitable[Exception]],
         responds: Callable[[], Awaitable[bool]] | None = None,
+        is_protected: bool = True,
         answer_timeout: float = DEFAULT_TIMEOUTS.answer,
     ) -> None:
         self._decode = decode
         self._explain = explain
+        self._is_protected = is_protected
         self._pumps: dict[int, InputPump] = {}
         self._sinks: dict[int, OutputSink] = {}
         super().__init__(connected, name, destroy, responds, answer_timeout)
@@ -146,6 +149,9 @@ class StreamChannel(Channel):
         pump = self._pumps.pop(identity, None)
         if pump is not None:
             pump.close()
+
+    def _taken_over(self, message: str) -> Exception:
+        return super()._taken_over(message) if self._is_protected else SandboxGone(message)
 
     # --- End ---------------------------------------------------------------------------------------
 

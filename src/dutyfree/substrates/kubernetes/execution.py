@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import secrets
 import shlex
 import time
@@ -69,6 +70,17 @@ done
 printf '\n%s %s %s\n' "$mark" "$code" "$killed"
 printf '\n%s -\n' "$mark" >&3
 """
+
+
+# What runtimes say of a command that they cannot start, if the agent is at fault: it has changed the
+# shell, or killed the process that was to become it. What may be the node's fault is not here.
+_FAILED = "OCI runtime exec failed.*"
+_NOT_RUNNABLE = re.compile(
+    rf"{_FAILED}(a directory|permission denied|no such file|file not found|format error|file busy|symbolic)"
+)
+_KILLED_EARLY = re.compile(
+    rf"{_FAILED}(init-p|sync socket|procReady|setns process|unexpected EOF|reset by peer)"
+)
 
 
 class ExecRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,9 +250,13 @@ class Execution:
         elif timed_out:
             code = KILLED + 9
         else:
-            raise await self._broken(
-                ExecError(f"the exec broke off: {self._status.get('message') or 'no reason'}")
-            )
+            said = str(self._status.get("message") or "no reason")
+            if _NOT_RUNNABLE.search(said):
+                return not_started(said)
+            lost = ExecError(f"the exec broke off: {said}")
+            if (reason := await self._broken(lost)) is lost and _KILLED_EARLY.search(said):
+                return not_started(said)
+            raise reason
         (stdout, left_out), (stderr, left_err) = (
             self._streams[number].value() for number in (STDOUT, STDERR)
         )

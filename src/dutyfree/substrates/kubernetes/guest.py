@@ -11,7 +11,6 @@ import contextlib
 
 import anyio
 
-from dutyfree.contract import KILLED
 from dutyfree.contract.errors import CleanupError, CreateError, ExecError
 from dutyfree.engine.sandbox.guest import Guest
 from dutyfree.substrates.kubernetes import status
@@ -70,8 +69,9 @@ class PodControl:
     async def explain(self) -> Exception:
         """Why the stream ended."""
         await self._stream.ended()
+        # Once init has the streams, ``join`` fails only if a signal or a debugger ends it.
         return await explain(
-            self._pods, self._name, self._stream.said, killed=self._stream.exit_code == KILLED + 9
+            self._pods, self._name, self._stream.said, killed=self._stream.exit_code is not None
         )
 
 

@@ -119,7 +119,7 @@ def ending(
 ) -> Exception | None:
     """Why a sandbox ended; None if its pod still runs. It is the agent's doing if the cluster is sure.
 
-    ``killed``: a signal killed the process that brought the stream to init.
+    ``killed``: the process that brought the stream to init did not end by itself.
     """
     if pod is None:
         return SandboxClosed(f"the pod {name} was deleted")

@@ -171,7 +171,15 @@ async def started(
     command = f"exec {quoted((program, 'remote', directory, name))}"
     session, connected = await connections.session(connection, command)
     control = SessionControl(name, session, config.end_seconds)
-    guest = Guest(name, connected, control, decode=control.preamble.decode, explain=control.explain)
+    # Init is a process among others of the same user.
+    guest = Guest(
+        name,
+        connected,
+        control,
+        decode=control.preamble.decode,
+        explain=control.explain,
+        is_protected=False,
+    )
     try:
         await guest.wait_ready(config.connect_seconds)
     except BaseException as error:

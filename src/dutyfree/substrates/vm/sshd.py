@@ -6,6 +6,7 @@ packages lies above its layers; another disk has the keys, which are new for eac
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import hashlib
 import os
@@ -24,7 +25,7 @@ import anyio.to_thread
 import msgspec
 
 from dutyfree.contract import Command, Limits, Observation
-from dutyfree.contract.errors import CreateError, SubstrateError, Unavailable
+from dutyfree.contract.errors import CreateError, SandboxClosed, SandboxGone, SubstrateError, Unavailable
 from dutyfree.engine.layers.command_defaults import ENVIRONMENT, WORKDIR
 from dutyfree.engine.layers.lower_directories import LowerDirectories
 from dutyfree.engine.sandbox.guest import Guest
@@ -64,6 +65,8 @@ PrintLastLog no
 START = f"mkdir -p /run/sshd {FILES} && exec /{PROGRAM} -D -e -f /{PLACE}/sshd_config"
 LISTENS = b"Server listening on 0.0.0.0"
 START_SECONDS = 60.0
+LATE_SECONDS = 20.0
+"""How long after its timeout a command may go on, until the whole machine is ended."""
 
 USERS = "etc/passwd"
 USER = "sshd:x:74:65534:sshd:/run/sshd:/usr/sbin/nologin"
@@ -83,17 +86,49 @@ class SshdSandbox(ExecSandbox):
         self.ssh = config
         """The options with which the substrate ``ssh`` reaches this machine too."""
         self._guest = guest
+        self._gone: SandboxGone | None = None
 
     async def exec(self, command: Command, **given: Any) -> Observation:
         seen = await super().exec(command, **given)
-        return msgspec.structs.replace(seen, oom=True) if await self._guest.ran_out_of_memory() else seen
+        if self._gone is None and await self._guest.ran_out_of_memory():
+            return msgspec.structs.replace(seen, oom=True)
+        return seen
 
-    async def _run(self, *given: Any, **named: Any) -> Observation | None:
+    async def _run(
+        self,
+        words: tuple[str, ...],
+        cwd: str,
+        variables: Mapping[str, str],
+        stdin: bytes | None,
+        timeout: float | None,
+        keep: int,
+    ) -> Observation | None:
+        if self._gone is not None:
+            raise self._gone
+        late = None
+        if timeout is not None:
+            late = asyncio.get_running_loop().call_later(timeout + LATE_SECONDS, self._end, "no answer")
         try:
-            return await super()._run(*given, **named)
-        except SubstrateError:
-            await self._guest.ping()  # raises SandboxGone if a process in it stopped the machine
+            return await super()._run(words, cwd, variables, stdin, timeout, keep)
+        except SandboxClosed:
             raise
+        except SubstrateError as error:
+            if self._gone is None:
+                await self._guest.ping()  # raises SandboxGone if a process in it stopped the machine
+            # The machine works, and nothing but its processes is between it and us.
+            raise self._end(error.message) from error
+        finally:
+            if late is not None:
+                late.cancel()
+
+    def _end(self, said: str) -> SandboxGone:
+        """End the machine, in which commands cannot be run any more. Every later action gets the error."""
+        if self._gone is None:
+            self._gone = SandboxGone(
+                f"a process in sandbox {self.id} broke the way of the commands, sshd or its network: {said}"
+            )
+            self._guest.give_up()
+        return self._gone
 
     @property
     def workdir(self) -> str:

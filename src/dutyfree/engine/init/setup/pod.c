@@ -16,6 +16,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <time.h>
@@ -118,6 +119,9 @@ int pod_join(void)
 			return fail("PID 1 does not take the stream");
 		nanosleep(&pause, NULL);
 	}
+	/* Commands must not trace this process, or open its streams. */
+	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
+		return fail("cannot clear the dumpable flag");
 	errno = -send_message(connection, &byte, sizeof byte, NULL, 0, streams, STREAMS);
 	if (errno)
 		return fail("cannot send the streams");
