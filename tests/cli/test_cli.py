@@ -255,6 +255,24 @@ def test_a_study_can_be_resumed_without_naming_it(tmp_path):
     assert sum(line["type"] == "trial" and not line.get("warmup") for line in found) == 24
 
 
+def test_a_budget_that_only_warm_ups_fit_into_is_said(tmp_path):
+    (tmp_path / "plan.toml").write_text(PLAN.replace("exit_code = 0", "exit_code = 0\nexec_seconds = 3"))
+    done = dutyfree("study", "--plan", "plan.toml", "--out", "out", "--budget", "8s", cwd=tmp_path, status=1)
+    assert "24 trials to run after 2 warm-ups, 0 already recorded" in done.stderr
+    assert "dutyfree: only warm-ups fitted into 8s: nothing was measured" in done.stderr
+    assert "→ dutyfree study --resume --out out, with a longer --budget" in done.stderr
+
+
+def test_a_refused_study_is_not_the_latest_one(tmp_path):
+    (tmp_path / "plan.toml").write_text(PLAN)
+    (tmp_path / "dead.toml").write_text(DEAD)
+    dutyfree("study", "--plan", "plan.toml", cwd=tmp_path)
+    (out,) = tmp_path.glob("out/*")
+    dutyfree("study", "--plan", "dead.toml", cwd=tmp_path, status=1)
+    assert list(tmp_path.glob("out/*")) == [out]
+    assert f"report: out/{out.name}/report.html" in dutyfree("study", "--resume", cwd=tmp_path).stdout
+
+
 def test_a_full_disk_is_said_and_loses_nothing(tmp_path):
     """The size of files is limited, which the kernel tells as it tells a full disk."""
     (tmp_path / "plan.toml").write_text(PLAN.replace("T0 = 12", "T0 = 60"))

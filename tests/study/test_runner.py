@@ -32,12 +32,13 @@ class Watching:
         self.trials = []
         self.total = 0
         self.done = 0
+        self.warmups = 0
 
     def note(self, text):
         self.notes.append(text)
 
-    def begin(self, done, total):
-        self.done, self.total = done, total
+    def begin(self, done, total, warmups):
+        self.done, self.total, self.warmups = done, total, warmups
 
     def ended(self, ended, done, total, seconds_left):
         self.trials.append((ended, done, total, seconds_left))
@@ -71,7 +72,13 @@ async def test_every_trial_is_run_and_recorded(tmp_path):
         ("T0", label, parallel) for label in ("quick", "slow") for parallel in (1, 2)
     }
     assert all(one.ok for one in found.trials)
-    assert watching.total == len(found.trials) == watching.trials[-1][1]
+    assert watching.total == len(found.measured) == watching.trials[-1][1]
+    assert watching.warmups == 2
+    assert [(ended.warmup, *count) for ended, *count, _ in watching.trials[:3]] == [
+        (True, 1, 2),
+        (True, 2, 2),
+        (False, 1, 16),
+    ]
     assert watching.trials[-1][3] == 0.0
     assert set(found.substrates) == {"quick", "slow"}
     assert found.study.host["host_key"]
@@ -97,7 +104,8 @@ async def test_a_resumed_study_ends_with_the_same_trials(tmp_path):
         path.write_bytes(b"".join(lines[:kept]) + torn)
         found, watching = await run(plan(), tmp_path / "cut", resume=True)
         assert sorted(one.id for one in found.measured) == sorted(one.id for one in whole.measured)
-        assert watching.done + len(watching.trials) == watching.total
+        measured = [ended for ended, *_ in watching.trials if not ended.warmup]
+        assert watching.done + len(measured) == watching.total
         # Every session warms up what it is going to measure, and nothing else.
         last = [ended for ended, *_ in watching.trials]
         measured = {(one.workload, one.substrate) for one in last if not one.warmup}
@@ -224,8 +232,25 @@ async def test_a_missing_substrate_that_is_wanted_stops_the_study(tmp_path):
         "gone": {"use": "docker", "host": "/nonexistent/docker.sock"},
         "quick": plan().options["quick"],
     }
+    wanted = plan(substrates=["quick", "gone"], options=options)
     with pytest.raises(Unavailable):
-        await run(plan(substrates=["quick", "gone"], options=options), tmp_path)
+        await run(wanted, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "notes").touch()
+    with pytest.raises(Unavailable):
+        await run(wanted, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+
+
+async def test_records_stay_when_their_study_is_refused_later(tmp_path, breaking):
+    wanted = plan(substrates=["breaking"], options={"breaking": breaking})
+    await run(wanted, tmp_path / "out", budget=0.0)
+    path = anyio.Path(tmp_path, "out", "records.jsonl")
+    before = await path.read_bytes()
+    (tmp_path / "unprepared").touch()
+    with pytest.raises(CreateError):
+        await run(wanted, tmp_path / "out", resume=True)
+    assert (await path.read_bytes()).startswith(before)
 
 
 @pytest.fixture

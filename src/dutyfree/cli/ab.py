@@ -13,7 +13,7 @@ from dutyfree.cli import option_values
 from dutyfree.cli.progress import StudyProgress
 from dutyfree.cli.report import show_comparison
 from dutyfree.cli.signals import run_async
-from dutyfree.cli.study import latest_directory, new_directory, recorded_plan
+from dutyfree.cli.study import latest_directory, new_directory, recorded_plan, stopped
 from dutyfree.contract.errors import UsageError
 from dutyfree.study import plan as plans
 from dutyfree.study.plan import Plan
@@ -103,10 +103,11 @@ def ab(
         try:
             measured = run_async(partial(runner.run, plan, directory, resume=resume, progress=progress))
         except KeyboardInterrupt:
-            progress.note(
-                f"stopped; to continue: dutyfree ab --resume --out {directory}\n"
+            advice = (
+                f"to continue: dutyfree ab --resume --out {directory}\n"
                 f"to see the verdicts so far: dutyfree compare {directory}"
             )
+            progress.note(stopped(directory, advice))
             raise
     status = show_comparison(compare_rounds(measured), as_json=json)
     progress.note(f"records: {directory}")

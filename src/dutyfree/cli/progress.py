@@ -63,11 +63,12 @@ class StudyProgress:
         """Print a line that stays."""
         self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
-    def begin(self, done: int, total: int) -> None:
+    def begin(self, done: int, total: int, warmups: int) -> None:
         if self._bar and self._task is not None:
             self._bar.update(self._task, description="measuring", completed=done, total=total)
         else:
-            self.note(f"{total - done} trials to run, {done} already recorded")
+            before = f" after {warmups} warm-up{'s' if warmups > 1 else ''}" if warmups else ""
+            self.note(f"{total - done} trials to run{before}, {done} already recorded")
 
     def ended(self, ended: Trial, done: int, total: int, seconds_left: float | None) -> None:
         left = "" if seconds_left is None else f"{_duration(seconds_left)} left"
@@ -77,14 +78,15 @@ class StudyProgress:
         if self._bar and self._task is not None:
             self._bar.update(
                 self._task,
-                description=f"{ended.workload} on {ended.substrate}",
+                description=f"{'warm-up: ' if ended.warmup else ''}{ended.workload} on {ended.substrate}",
                 completed=done,
                 total=total,
                 left=left,
             )
         elif monotonic() - self._printed > QUIET_SECONDS:
             self._printed = monotonic()
-            self.note(", ".join(filter(None, [f"{done} of {total} trials", left])))
+            kind = "warm-ups" if ended.warmup else "trials"
+            self.note(", ".join(filter(None, [f"{done} of {total} {kind}", left])))
 
 
 def _trial_bar(on: object) -> Progress:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from dutyfree.cli.progress import StudyProgress
 from dutyfree.cli.report import show_summary
 from dutyfree.cli.signals import run_async
-from dutyfree.contract.errors import UsageError
+from dutyfree.contract.errors import DutyfreeError, UsageError
 from dutyfree.study import plan as plans
 from dutyfree.study.plan import Plan
 
@@ -73,13 +73,18 @@ def study(
                 partial(runner.run, chosen, directory, resume=resume, progress=progress, budget=most)
             )
         except KeyboardInterrupt:
-            progress.note(f"stopped; to continue: dutyfree study --resume --out {directory}")
+            progress.note(stopped(directory, f"to continue: dutyfree study --resume --out {directory}"))
             raise
         progress.note("writing the report")
         from dutyfree.report import files  # imports matplotlib and scipy, which is slow
 
         summary = files.write(directory, measured)
     show_summary(summary, directory, as_json=json)
+    if not summary.trials and budget is not None:
+        raise DutyfreeError(
+            f"{'only warm-ups' if summary.warmups else 'no trials'} fitted into {budget}: nothing was measured",
+            remedy=f"dutyfree study --resume --out {directory}, with a longer --budget",
+        )
     return 1 if summary.failed == summary.trials else 0
 
 
@@ -120,6 +125,13 @@ def recorded_plan(directory: Path, remedy: str) -> Plan:
     if found is None:
         raise UsageError(f"there is no study to resume in {directory}", remedy=remedy)
     return found
+
+
+def stopped(directory: Path, advice: str) -> str:
+    """What to say after Ctrl-C."""
+    from dutyfree.study import records
+
+    return f"stopped; {advice}" if records.exists(directory) else "stopped before the first trial"
 
 
 def new_directory(name: str) -> Path:

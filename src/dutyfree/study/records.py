@@ -10,6 +10,7 @@ All times are in seconds. ``Trial.total`` lasts from the request for a sandbox u
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gzip
 import os
@@ -245,6 +246,7 @@ class RecordsWriter:
                 f"the records in {directory} are compressed, so nothing can be appended",
                 remedy=f"to continue, run: gunzip {shlex.quote(str(directory / COMPRESSED))}",
             )
+        self._made_directory = not directory.exists()
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -267,6 +269,8 @@ class RecordsWriter:
             raise RecordsError(
                 f"{self.path} is not a file of records", remedy="choose another directory with --out"
             )
+        self._worthless = self.empty
+        """Whether the file had no record before, and has no trial yet."""
 
     @property
     def empty(self) -> bool:
@@ -287,6 +291,19 @@ class RecordsWriter:
                 remedy="free some space, then continue with --resume: earlier trials are kept",
             ) from error
         self._end += len(data)
+        if any(isinstance(line, Trial) for line in lines):
+            self._worthless = False
+
+    def discard_if_no_trial(self) -> None:
+        """Remove a new file without any trial, and the directory if it was made for the file.
+
+        A study that was refused would otherwise be the latest one, and nothing can be resumed in it.
+        """
+        if self._worthless:
+            self.path.unlink(missing_ok=True)
+            if self._made_directory:
+                with contextlib.suppress(OSError):  # something else is in it
+                    self.path.parent.rmdir()
 
     def close(self) -> None:
         os.close(self._fd)

@@ -55,11 +55,14 @@ class Progress(Protocol):
     def note(self, text: str) -> None:
         """Report what is being prepared, or was left out."""
 
-    def begin(self, done: int, total: int) -> None:
-        """Report that the trials start; ``done`` of them are recorded already."""
+    def begin(self, done: int, total: int, warmups: int) -> None:
+        """Report that the warm-ups start, and then the trials; ``done`` of these are recorded already."""
 
     def ended(self, ended: Trial, done: int, total: int, seconds_left: float | None) -> None:
-        """Report that a trial ended. ``total`` falls when a slow cell gets fewer trials."""
+        """Report that a trial ended. ``total`` falls when a slow cell gets fewer trials.
+
+        Warm-ups count apart: after one, ``done`` and ``total`` are numbers of warm-ups.
+        """
 
 
 async def run(
@@ -69,7 +72,8 @@ async def run(
 
     ``budget``: seconds. No trial starts that would probably end later. A resumed study runs the rest.
 
-    Raises RecordsError, PlanError, Unavailable, and errors of the preparation.
+    Raises RecordsError, PlanError, Unavailable, and errors of the preparation. If no trial has been recorded
+    then, a new file of records and its new directory are removed.
     """
     deadline = None if budget is None else monotonic() + budget
     loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
@@ -82,6 +86,10 @@ async def run(
             await study.open()
             await study.prepare(stack)
             await study.measure()
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(writer.discard_if_no_trial)
+        raise
     finally:
         writer.close()
     return await anyio.to_thread.run_sync(records.read, out)
@@ -286,7 +294,8 @@ class _StudyRun:
         left = [batch for batches in known for batch in plans.remaining(batches, self._done)]
         warmups = plans.warmups(self._plan, self._session, (batch.cell for batch in left))
         done = self._planned(labels) - sum(len(batch.indices) for batch in left)
-        self._progress.begin(done, self._planned(labels) + len(warmups))
+        warmed = 0
+        self._progress.begin(done, self._planned(labels), len(warmups))
         # The rounds are made one by one: the first trial of a cell decides in which of the others it runs.
         for number, batches in enumerate(
             chain([warmups], plans.rounds(self._plan, labels, self._firsts)), -1
@@ -301,14 +310,15 @@ class _StudyRun:
                     self._progress.note("the budget is used up: the rest of the plan is left")
                     return
                 for ended in await self._batch(batch):
-                    done += 1
+                    warmed += ended.warmup
+                    done += not ended.warmup
                     self._keep(ended)
                     broken = ended.failure is not None and ended.failure.kind == "infrastructure"
                     self._failures_in_a_row[batch.substrate] = (
                         self._failures_in_a_row[batch.substrate] + 1 if broken else 0
                     )
-                    total = self._planned(labels) + len(warmups)
-                    self._progress.ended(ended, done, total, self._seconds_left(labels))
+                    count = (warmed, len(warmups)) if ended.warmup else (done, self._planned(labels))
+                    self._progress.ended(ended, *count, self._seconds_left(labels))
                 await self._check_substrate(batch.substrate)
 
     def _planned(self, labels: list[str]) -> int:
