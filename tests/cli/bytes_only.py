@@ -21,5 +21,5 @@ class BytesOnly(Scripted):
                 async for item in stream(command, stdin=stdin, **options):
                     yield item
 
-            sandbox.stream = refuse_iterables
+            sandbox.stream = refuse_iterables  # type: ignore[method-assign]
             yield sandbox
