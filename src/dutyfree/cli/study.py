@@ -81,8 +81,9 @@ def study(
         summary = files.write(directory, measured)
     show_summary(summary, directory, as_json=json)
     if not summary.trials and budget is not None:
+        fitted = "only warm-ups" if summary.warmups else "no trials"
         raise DutyfreeError(
-            f"{'only warm-ups' if summary.warmups else 'no trials'} fitted into {budget}: nothing was measured",
+            f"{fitted} fitted into {budget}: nothing was measured",
             remedy=f"dutyfree study --resume --out {directory}, with a longer --budget",
         )
     return 1 if summary.failed == summary.trials else 0
