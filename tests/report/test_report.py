@@ -383,6 +383,20 @@ def test_an_interval_without_a_verdict_is_not_called_no_difference():
     assert "too few trials" in compared("docker", "native", Estimate(1.1), shown=False)
 
 
+def test_a_law_that_the_trials_do_not_support_is_a_dash_and_a_caution(tmp_path):
+    whole = plausible(trials=12)
+    asked = {one.workload: 12 for one in whole.trials}
+    enough = {("T0", "bare"), ("T1", "bare"), ("T2", "bare"), ("T0", "docker")}
+    kept = [one for one in whole.trials if one.index < (12 if (one.workload, one.substrate) in enough else 1)]
+    content = records(*kept, study=study(workloads=asked), substrates=whole.substrates)
+    files.write(save(tmp_path, content))
+    text = (tmp_path / "report.md").read_text()
+    assert re.search(r"^\| docker \| – <sup>\d+</sup> \| – \| – \| – \| bare \|$", text, re.MULTILINE)
+    assert re.search(r"^\| bare \| \d", text, re.MULTILINE)
+    assert "the study stopped too early for a law" in text
+    assert "the law is fitted without trajectory-10, trajectory-50 and trajectory-150" in text
+
+
 def test_the_noise_floor_and_the_law_come_first(tmp_path):
     summary = files.write(save(tmp_path, controlled(trials=6)))
     text = (tmp_path / "report.md").read_text()

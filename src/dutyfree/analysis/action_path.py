@@ -61,7 +61,7 @@ def _rest(records: Records, label: str) -> tuple[str, dict[str, Any]]:
 
 def action_paths(records: Records, laws: Sequence[LawDraws]) -> list[ActionPath]:
     """One for each pair with two laws, in the order of the labels."""
-    known = {one.law.substrate: one for one in laws}
+    known = {one.law.substrate: one for one in laws if one.law.a is not None}
     return [
         _path(known[own], known[init], known)
         for own, init in pairs(records)

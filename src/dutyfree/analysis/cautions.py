@@ -47,6 +47,15 @@ def cautions(
     return found
 
 
+def incomplete(found: Iterable[Caution]) -> set[Key]:
+    """The cells with fewer trials than planned."""
+    return {
+        (one.workload, one.substrate, one.parallel or 1)
+        for one in found
+        if one.kind == CautionKind.INCOMPLETE and one.workload is not None and one.substrate is not None
+    }
+
+
 def _out_of_time(records: Records, found: Iterable[Caution]) -> Iterator[Caution]:
     budget = records.sessions[-1].budget if records.sessions else None
     if budget is not None and any(one.kind == CautionKind.INCOMPLETE for one in found):

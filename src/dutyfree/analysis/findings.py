@@ -152,15 +152,16 @@ class Law(msgspec.Struct, frozen=True, kw_only=True):
 
     substrate: str
     baseline: str
-    a: Estimate
-    """Seconds per rollout: creation, readiness, cleanup."""
-    b: Estimate
+    a: Estimate | None
+    """Seconds per rollout: creation, readiness, cleanup. None if the study stopped too early for a law: then
+    b, c and the spread are None too, and there are no points."""
+    b: Estimate | None
     """Seconds per action."""
     c: Estimate | None
     """Multiplier of the work. None if the workloads are too alike to separate it from b: then it is taken
     as 1, and b contains any slow-down of the work."""
     trials: int
-    spread: float
+    spread: float | None
     """Root mean square of the errors of ``fitted``: how far the workloads lie from the law."""
     fitted: list[LawPoint]
     """The workloads that the fit used."""

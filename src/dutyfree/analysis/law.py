@@ -15,6 +15,10 @@ takes b + c·w on the substrate. s is its wall time on the substrate, w₀ the m
 
 In 1 and 2 every workload has the same weight, so long trajectories do not dominate.
 
+A study that stopped early has cells with fewer trials than planned. The fit leaves out the workloads of such
+cells that have less than LEAST_ROUNDS rounds. If then fewer than LEAST_LENGTHS lengths are left, there is no
+law.
+
 Intervals come from draws of rounds (``rounds``), together with draws of the actions of each workload. So they
 also cover that other actions might have been in the workloads.
 """
@@ -40,6 +44,8 @@ WIDEST_C = 0.5
 """If the interval of c is wider, b and c cannot be separated."""
 TINY = 1e-9
 """Seconds; instead of 0 in a divisor."""
+LEAST_LENGTHS = 3
+"""With fewer lengths, a and b fit whatever was measured."""
 POOR = 0.1
 """An error that a caution names."""
 
@@ -84,12 +90,21 @@ class LawDraws(msgspec.Struct, frozen=True):
     """Workload → its mean total over the middle half."""
     known: bool
     """Whether there are enough rounds for intervals."""
+    left_out: list[str]
+    """Workloads with too few rounds for the fit."""
 
 
 def laws(
-    by_key: Mapping[Key, Sample], baselines: Mapping[str, str], rounds: Rounds, held_out: Collection[str] = ()
+    by_key: Mapping[Key, Sample],
+    baselines: Mapping[str, str],
+    rounds: Rounds,
+    held_out: Collection[str] = (),
+    incomplete: Collection[Key] = (),
 ) -> list[LawDraws]:
-    """The law of every substrate with a baseline, from its workloads that run one rollout at a time."""
+    """The law of every substrate with a baseline, from its workloads that run one rollout at a time.
+
+    ``incomplete``: the cells with fewer trials than planned.
+    """
     found = []
     for substrate in dict.fromkeys(key[1] for key in by_key):
         base = baselines.get(substrate)
@@ -105,12 +120,29 @@ def laws(
         fitted = [one for one in workloads if one.name not in held_out]
         if any(one.wall.shape[1] for one in fitted):
             rest = [one for one in workloads if one.name in held_out]
-            found.append(_law(substrate, base, fitted, rest))
+            open_workloads = {name for name, label, _ in incomplete if label in (substrate, base)}
+            found.append(_supported_law(substrate, base, fitted, rest, open_workloads))
     return found
 
 
-def cautions(found: Sequence[Law]) -> Iterator[Caution]:
-    for law in found:
+def cautions(found: Sequence[LawDraws]) -> Iterator[Caution]:
+    for one in found:
+        law = one.law
+        if law.a is None:
+            yield Caution(
+                CautionKind.TOO_FEW,
+                f"the study stopped too early for a law: it needs workloads of {LEAST_LENGTHS} different "
+                f"lengths with successful trials in {LEAST_ROUNDS} rounds, here and on {law.baseline}",
+                substrate=law.substrate,
+            )
+            continue
+        if one.left_out:
+            yield Caution(
+                CautionKind.TOO_FEW,
+                f"the study stopped early: the law is fitted without {enumeration(one.left_out)}, for which there "
+                f"are successful trials in fewer than {LEAST_ROUNDS} rounds",
+                substrate=law.substrate,
+            )
         if law.c is None:
             yield Caution(
                 CautionKind.INSEPARABLE,
@@ -118,7 +150,8 @@ def cautions(found: Sequence[Law]) -> Iterator[Caution]:
                 "the multiplier of the work (c): c is taken as 1",
                 substrate=law.substrate,
             )
-        missed = [one.workload for one in (*law.fitted, *law.predictions) if abs(one.error.value) > POOR]
+        points = (*law.fitted, *law.predictions)
+        missed = [point.workload for point in points if abs(point.error.value) > POOR]
         if missed:
             yield Caution(
                 CautionKind.POOR_FIT,
@@ -192,7 +225,41 @@ def _shares(sample: Sample, rounds: Rounds) -> Floats:
     return shares
 
 
-def _law(substrate: str, base: str, fitted: Sequence[_Workload], rest: Sequence[_Workload]) -> LawDraws:
+def _supported_law(
+    substrate: str,
+    base: str,
+    fitted: Sequence[_Workload],
+    rest: Sequence[_Workload],
+    open_workloads: Collection[str],
+) -> LawDraws:
+    """The law, or one without numbers if the study stopped too early for it."""
+    left_out = [one.name for one in fitted if one.name in open_workloads and one.rounds < LEAST_ROUNDS]
+    kept = [one for one in fitted if one.name not in left_out]
+    if not open_workloads or len({one.actions for one in kept}) >= LEAST_LENGTHS:
+        return _law(substrate, base, kept, rest, left_out)
+    trials = sum(one.trials for one in fitted)
+    law = Law(
+        substrate=substrate,
+        baseline=base,
+        a=None,
+        b=None,
+        c=None,
+        trials=trials,
+        spread=None,
+        fitted=[],
+        predictions=[],
+    )
+    none = np.zeros(0)
+    return LawDraws(law, none, none, none, {}, False, left_out)
+
+
+def _law(
+    substrate: str,
+    base: str,
+    fitted: Sequence[_Workload],
+    rest: Sequence[_Workload],
+    left_out: list[str],
+) -> LawDraws:
     known = min(one.rounds for one in fitted) >= LEAST_ROUNDS
     fit = _fit(fitted, separate=True)
     separable = sum(one.wall.shape[1] for one in fitted) > 2 and _width(fit.c) <= WIDEST_C
@@ -210,7 +277,8 @@ def _law(substrate: str, base: str, fitted: Sequence[_Workload], rest: Sequence[
         fitted=points,
         predictions=[_point(one, fit) for one in rest],
     )
-    return LawDraws(law, fit.a, fit.b, fit.c, {one.name: one.total for one in (*fitted, *rest)}, known)
+    totals = {one.name: one.total for one in (*fitted, *rest)}
+    return LawDraws(law, fit.a, fit.b, fit.c, totals, known, left_out)
 
 
 def _fit(workloads: Sequence[_Workload], *, separate: bool) -> _Fit:

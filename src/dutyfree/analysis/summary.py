@@ -7,7 +7,7 @@ import msgspec
 from dutyfree.analysis import law, model, tails
 from dutyfree.analysis.action_path import action_paths
 from dutyfree.analysis.baselines import ordered_labels, twins
-from dutyfree.analysis.cautions import cautions
+from dutyfree.analysis.cautions import cautions, incomplete
 from dutyfree.analysis.cells import describe, failure_groups, samples
 from dutyfree.analysis.control import Floor, noise_floor
 from dutyfree.analysis.decomposition import Decomposer, workload_order
@@ -32,8 +32,9 @@ def summarise(records: Records) -> Summary:
     lone_keys = {key: sample for key, sample in by_key.items() if key[1] not in copies}
     lone_cells = [cell for cell in cells if cell.substrate not in copies]
     compared = ratios(lone_keys, rounds, floor)
-    drawn_laws = law.laws(lone_keys, decomposer.baselines, rounds, plan.get("held_out") or ())
-    found_laws = [one.law for one in drawn_laws]
+    found_cautions = cautions(records, cells, by_key, decomposer)
+    held_out, open_cells = plan.get("held_out") or (), incomplete(found_cautions)
+    drawn_laws = law.laws(lone_keys, decomposer.baselines, rounds, held_out, open_cells)
     found_tails = [found for sample in lone_keys.values() if (found := tails.tail(sample, rounds))]
     parallel = any(cell.parallel > 1 for cell in cells)
     return Summary(
@@ -61,11 +62,11 @@ def summarise(records: Records) -> Summary:
         throughput=[row for sample in by_key.values() if (row := throughput(sample))] if parallel else [],
         failures=failure_groups(by_key.values()),
         cautions=[
-            *cautions(records, cells, by_key, decomposer),
-            *law.cautions(found_laws),
+            *found_cautions,
+            *law.cautions(drawn_laws),
             *tails.cautions(found_tails),
         ],
-        laws=found_laws,
+        laws=[one.law for one in drawn_laws],
         action_paths=action_paths(records, drawn_laws),
         tails=found_tails,
         noise_floor=control,

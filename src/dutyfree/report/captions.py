@@ -136,7 +136,7 @@ def figure6(summary: Summary) -> FigureBlock:
 
 def law(summary: Summary) -> FigureBlock | None:
     laws = [one for one in summary.laws if one.substrate not in summary.controls]
-    if not laws:
+    if not any(one.a for one in laws):
         return None
     values = "; ".join(
         f"{one.substrate} a {seconds(one.a)}, b {seconds(one.b)}, c {factor(one.c)}" for one in laws

@@ -69,9 +69,11 @@ def _lead(summary: Summary) -> str:
 
 def _opening(summary: Summary, made: dict[str, Table]) -> list[Block]:
     blocks: list[Block] = [ParagraphBlock(noise_sentence(summary))] if summary.trials else []
+    if made["law"].rows:
+        blocks.append(TableBlock(made["law"]))
     law = captions.law(summary)
     if law:
-        return [*blocks, TableBlock(made["law"]), law]
+        return [*blocks, law]
     chart = captions.tax(summary)
     return [*blocks, chart] if chart else blocks
 
@@ -197,7 +199,7 @@ def _ratios(summary: Summary, made: dict[str, Table]) -> Table:
 
 def _tax_figure(summary: Summary) -> list[FigureBlock]:
     """Without a law, the figure is at the top of the report."""
-    return _present(captions.tax(summary)) if summary.laws else []
+    return _present(captions.tax(summary)) if captions.law(summary) else []
 
 
 def _foldable(table: Table) -> TableBlock:

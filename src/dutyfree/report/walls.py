@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from dutyfree.analysis.findings import Law
 from dutyfree.analysis.model import Summary
 from dutyfree.analysis.statistics import Estimate
 
@@ -50,19 +49,11 @@ def wall_prices(summary: Summary) -> list[WallPrice]:
         law, base = summary.law(one.label), summary.law(whole) if whole else None
         if wall is None or law is None or base is None:
             continue
-        found.append(_price(wall, law, base))
+        if law.a and law.b and base.a and base.b:
+            a, b = _minus(base.a, law.a), _minus(base.b, law.b)
+            work = _minus(base.c, law.c) if base.c and law.c else None
+            found.append(WallPrice(wall, law.substrate, base.substrate, a, b, work))
     return sorted(found, key=lambda price: price.wall != _ALL)
-
-
-def _price(wall: str, law: Law, base: Law) -> WallPrice:
-    return WallPrice(
-        wall,
-        law.substrate,
-        base.substrate,
-        _minus(base.a, law.a),
-        _minus(base.b, law.b),
-        _minus(base.c, law.c) if base.c and law.c else None,
-    )
 
 
 def _minus(one: Estimate, other: Estimate) -> Estimate:

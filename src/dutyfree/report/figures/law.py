@@ -13,20 +13,22 @@ from dutyfree.report.figures.dots import Panel, panels
 from dutyfree.report.figures.rows import MANY
 from dutyfree.report.palette import INK, MUTED, drawn, substrate_looks
 
+ABSENT = "not known"
+
 
 def law_by_substrate(summary: Summary) -> Any:
     """A panel each for a, b and c."""
     laws = [law for law in summary.laws if law.substrate not in summary.controls]
-    if not laws:
+    if not any(law.a for law in laws):
         return None
     looks = substrate_looks(summary)
     return panels(
         [law.substrate for law in laws],
         [looks[law.substrate] for law in laws],
         [
-            Panel("a, rollout", [law.a for law in laws]),
-            Panel("b, action", [law.b for law in laws]),
-            Panel("c, work", [law.c for law in laws], "{:.3g}".format, 1.0, "not known"),
+            Panel("a, rollout", [law.a for law in laws], absent=ABSENT),
+            Panel("b, action", [law.b for law in laws], absent=ABSENT),
+            Panel("c, work", [law.c for law in laws], "{:.3g}".format, 1.0, ABSENT),
         ],
     )
 

@@ -24,7 +24,7 @@ def law(summary: Summary) -> Table:
             ("a, per rollout", lambda one: phrases.seconds(one.a)),
             ("b, per action", lambda one: phrases.seconds(one.b)),
             ("c, times the work", lambda one: phrases.factor(one.c)),
-            ("deviation", lambda one: percent(one.spread)),
+            ("deviation", lambda one: UNKNOWN if one.spread is None else percent(one.spread)),
             ("w from", lambda one: one.baseline),
         ],
         [
