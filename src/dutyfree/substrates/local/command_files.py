@@ -22,7 +22,6 @@ from dutyfree.contract.entries import Links, entry
 from dutyfree.contract.errors import (
     ActionError,
     ActionKind,
-    CollectError,
     EditError,
     SpecialFile,
     file_error,
@@ -237,9 +236,10 @@ class FilesByCommands(ABC):
         whole = posixpath.normpath(posixpath.join(self.workdir, path))
         archive = io.BytesIO((await self._script(DOWNLOAD, whole)).stdout)
         try:
-            await anyio.to_thread.run_sync(unpack, archive, Path(target), links)
+            await anyio.to_thread.run_sync(unpack, archive, Path(target), links, TOOL_OUTPUT)
         except tarfile.TarError as error:
-            raise CollectError(f"the archive of {path!r} is broken: {error}") from error
+            # The sandbox's own tar made it, which the agent may have changed.
+            raise ActionError(f"the archive of {path!r} is broken: {error}", kind="refused") from error
         return tuple(links.left_out)
 
     async def _script(self, text: str, path: str, *rest: str, stdin: bytes | None = None) -> Observation:
