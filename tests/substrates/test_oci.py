@@ -526,6 +526,47 @@ async def test_closing_leaves_nothing_and_sandboxes_at_once() -> None:
     assert not await anyio.to_thread.run_sync(left, name)
 
 
+DEEP = """
+import os
+for _ in range(3000):
+    os.mkdir("d")
+    os.chdir("d")
+"""
+
+
+async def test_a_deep_directory_is_removed(tmp_path: Path) -> None:
+    """A later opening removes it too, if the first could not."""
+    need("crun")
+    async with dutyfree.open("oci", storage="disk", directory=str(tmp_path)) as oci:
+        async with oci.sandbox() as sandbox:
+            assert (await sandbox.exec(["python3", "-c", DEEP])).ok
+        assert await oci.sandboxes() == []
+    assert not await anyio.to_thread.run_sync(lambda: list(tmp_path.iterdir()))
+
+
+TAR = """#!/usr/bin/python3
+import sys, tarfile
+out = tarfile.open(fileobj=sys.stdout.buffer, mode="w|")
+for name, kind, target in (("x", b"5", ""), ("x/a", b"5", ""), ("x/a", b"2", "")):
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname, member.mode = kind, target, 0o755
+    out.addfile(member)
+out.close()
+"""
+
+
+async def test_archives_of_a_changed_tar_are_the_agents_fault(tmp_path: Path) -> None:
+    need("crun")
+    async with dutyfree.open("oci", actions="exec") as oci, oci.sandbox() as sandbox:
+        await sandbox.write("file", b"content")
+        for tar in (TAR, "#!/bin/sh\nexit 0\n", "#!/bin/sh\necho nonsense | gzip\n"):
+            await sandbox.write("tar", tar.encode(), mode=0o755)
+            assert (await sandbox.exec("mv tar /usr/bin/tar")).ok
+            with pytest.raises(ActionError):
+                await sandbox.download("file", tmp_path / "file")
+            assert not await anyio.Path(tmp_path / "file").exists()
+
+
 # --- Parts --------------------------------------------------------------------------------------------------
 
 

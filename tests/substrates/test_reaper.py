@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
+import resource
 import subprocess
+import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -122,18 +124,108 @@ def test_what_is_written_to_while_it_is_removed(tmp_path: Path, monkeypatch: pyt
     tree, link = tmp_path / "tree", tmp_path / f"tree{reaper.OWNER}"
     tree.mkdir()
     link.symlink_to("somebody")
-    remove = shutil.rmtree
+    remove = os.rmdir
     late = iter(range(25))
 
-    def refilled(path: str) -> None:
+    def refilled(path: str, *, dir_fd: int | None = None) -> None:
         if next(late, None) is not None:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
-        remove(path)
+        remove(path, dir_fd=dir_fd)
 
-    monkeypatch.setattr(shutil, "rmtree", refilled)
+    monkeypatch.setattr(os, "rmdir", refilled)
     reaper._clear(str(tree), mark("none"))
     monkeypatch.undo()
     assert not list(tmp_path.iterdir())
+
+
+def deepen(directory: Path, depth: int) -> None:
+    """Make a directory that is so deep that its path has too many characters."""
+    current = os.open(directory, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d", dir_fd=current)
+        below = os.open("d", os.O_RDONLY, dir_fd=current)
+        os.close(current)
+        current = below
+    os.close(os.open("file", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=current))
+    os.close(current)
+
+
+def test_a_tree_of_any_depth_is_removed(tmp_path: Path) -> None:
+    """With few descriptors, and without recursion."""
+    tree = tmp_path / "tree"
+    for name in ("one", "other"):
+        (tree / name).mkdir(parents=True)
+        deepen(tree / name, 5000)
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 4, hard))
+    try:
+        reaper.remove_tree(str(tree))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not tree.exists()
+
+
+UNPRIVILEGED = """
+import os, sys
+from dutyfree.substrates.local.reaper import remove_tree
+if os.getuid() == 0:
+    os.setgroups([]), os.setgid(65534), os.setuid(65534)
+os.makedirs(sys.argv[1] + "/closed/below")
+open(sys.argv[1] + "/closed/below/file", "w").close()
+for name, mode in (("/closed/below", 0o555), ("/closed", 0), ("", 0o500)):
+    os.chmod(sys.argv[1] + name, mode)
+remove_tree(sys.argv[1])
+assert not os.path.exists(sys.argv[1])
+"""
+
+
+def test_closed_directories_are_removed() -> None:
+    """Also if we are not root, who may enter all of them."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as parent:
+        Path(parent).chmod(0o777)
+        command = [sys.executable, "-c", UNPRIVILEGED, f"{parent}/tree"]
+        subprocess.run(command, check=True, timeout=60)
+
+
+def test_nothing_is_removed_through_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if a directory becomes a link a moment before it is entered."""
+    outside, tree = tmp_path / "outside", tmp_path / "tree"
+    for directory in (outside, tree / "real"):
+        directory.mkdir(parents=True)
+        (directory / "file").touch()
+    (tree / "link").symlink_to(outside)
+    opened = os.open
+
+    def swapped(path: str, flags: int, *, dir_fd: int | None = None) -> int:
+        if path == "real" and not (tree / "real").is_symlink():
+            (tree / "real").rename(tmp_path / "moved")
+            (tree / "real").symlink_to(outside)
+        return opened(path, flags, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", swapped)
+    reaper.remove_tree(str(tree))
+    assert not tree.exists()
+    assert (outside / "file").exists()
+    assert (tmp_path / "moved" / "file").exists()
+
+
+def test_a_directory_that_moves_while_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parent is another one then, of which nothing is removed."""
+    tree, other = tmp_path / "tree", tmp_path / "other"
+    (tree / "a" / "b").mkdir(parents=True)
+    (other / "b").mkdir(parents=True)
+    (other / "file").touch()
+    opened = os.open
+
+    def moved(path: str, flags: int, *, dir_fd: int | None = None) -> int:
+        if path == ".." and (tree / "a" / "b").exists():
+            (tree / "a" / "b").rename(other / "b")
+        return opened(path, flags, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", moved)
+    reaper.remove_tree(str(tree))
+    assert not tree.exists()
+    assert {path.name for path in other.iterdir()} == {"b", "file"}
 
 
 def test_no_marker_is_no_process_s() -> None:

@@ -14,7 +14,6 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -216,43 +215,121 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+_CHANGED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ESTALE)
+"""Errors if somebody writes to a tree while it is removed."""
+
+
 def remove_tree(path: str) -> None:
     """Remove a directory tree, if it exists; others may remove it at the same time. Raises OSError.
 
-    It removes read-only directories too, such as Go's module cache.
+    It removes read-only directories too, such as Go's module cache, and trees of any depth. It follows no
+    link.
     """
-    for attempt in range(1000):
+    for attempt in range(12):
         try:
-            shutil.rmtree(path)
-        except FileNotFoundError:
-            if not os.path.lexists(path):
-                return
-        except PermissionError:
-            if attempt > 10:
-                raise
-            _make_writable(path)
+            _remove_once(path)
         except OSError as error:
-            if error.errno != errno.ENOTEMPTY or attempt > 10:
-                raise  # a dying process may have written a last file, so try again
+            # A dying process may have written a last file, so try again.
+            if error.errno not in _CHANGED or attempt > 10:
+                raise
         else:
             return
-    shutil.rmtree(path)
+
+
+def _remove_once(path: str) -> None:
+    try:
+        top = _open_directory(path)
+    except FileNotFoundError:
+        return
+    _empty(top)
+    with contextlib.suppress(FileNotFoundError):
+        Path(path).rmdir()
+
+
+class _Level(NamedTuple):
+    """A directory on the way to the current one."""
+
+    identity: tuple[int, int]
+    left: list[str]
+    """Names of its directories that are still there. The way goes through the last one."""
+
+
+def _empty(current: int) -> None:
+    """Remove all that is in a directory, and close its descriptor, the only one that it needs.
+
+    It goes down and up from one directory to the next, so neither the depth of a tree nor the length of its
+    paths matters; on its way up it makes sure that it comes back to the same directory.
+    """
+    try:
+        levels = [_entered(current)]
+        while True:
+            if left := levels[-1].left:
+                try:
+                    below = _open_directory(left[-1], current)
+                except FileNotFoundError:
+                    left.pop()
+                    continue
+                os.close(current)
+                current = below
+                levels.append(_entered(current))
+                continue
+            levels.pop()
+            if not levels:
+                return
+            above = os.open("..", _DIRECTORY, dir_fd=current)
+            os.close(current)
+            current = above
+            if _identity(current) != levels[-1].identity:
+                raise OSError(errno.ESTALE, "a directory was moved while it was removed")
+            with contextlib.suppress(FileNotFoundError):
+                os.rmdir(levels[-1].left.pop(), dir_fd=current)
+    finally:
+        os.close(current)
+
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def _open_directory(name: str, parent: int | None = None) -> int:
+    """Open a directory, which becomes writable for us. Raises OSError."""
+    try:
+        opened = os.open(name, _DIRECTORY, dir_fd=parent)
+    except PermissionError:
+        place = os.open(name, _DIRECTORY | os.O_PATH, dir_fd=parent)
+        try:
+            Path(f"/proc/self/fd/{place}").chmod(0o700)
+        finally:
+            os.close(place)
+        opened = os.open(name, _DIRECTORY, dir_fd=parent)
+    if os.fstat(opened).st_mode & 0o700 != 0o700:
+        with contextlib.suppress(OSError):
+            os.fchmod(opened, 0o700)
+    return opened
+
+
+def _entered(directory: int) -> _Level:
+    """Remove the files of a directory."""
+    with os.scandir(directory) as found:
+        entries = list(found)
+    left = []
+    for one in entries:
+        if one.is_dir(follow_symlinks=False):
+            left.append(one.name)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(one.name, dir_fd=directory)
+    return _Level(_identity(directory), left)
+
+
+def _identity(directory: int) -> tuple[int, int]:
+    found = os.fstat(directory)
+    return found.st_dev, found.st_ino
 
 
 def remove_owned(directory: str) -> None:
     """Remove a directory, and then the link that names its owner. Raises OSError."""
     remove_tree(directory)
     Path(directory).with_suffix(OWNER).unlink(missing_ok=True)
-
-
-def _make_writable(path: str) -> None:
-    with contextlib.suppress(OSError):
-        Path(path).chmod(0o700)
-    for parent, names, _ in os.walk(path):
-        for directory in (Path(parent, name) for name in names):
-            if not directory.is_symlink():
-                with contextlib.suppress(OSError):
-                    directory.chmod(0o700)
 
 
 class _UnixConnection(HTTPConnection):
