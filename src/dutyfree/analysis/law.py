@@ -139,8 +139,8 @@ def cautions(found: Sequence[LawDraws]) -> Iterator[Caution]:
         if one.left_out:
             yield Caution(
                 CautionKind.TOO_FEW,
-                f"the study stopped early: the law is fitted without {enumeration(one.left_out)}, for which there "
-                f"are successful trials in fewer than {LEAST_ROUNDS} rounds",
+                f"the study stopped early: the law is fitted without {enumeration(one.left_out)}, for which "
+                f"there are successful trials in fewer than {LEAST_ROUNDS} rounds",
                 substrate=law.substrate,
             )
         if law.c is None:
