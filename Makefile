@@ -24,7 +24,11 @@ setup: linux $(INSTALLED) ## Make .venv with the dutyfree command in it
 	@echo '  $(BIN)/dutyfree run -- echo hello     a command in a fresh sandbox'
 	@echo '  make study                          measure this machine: a few minutes, ends with a report'
 
-$(INSTALLED): pyproject.toml hatch_build.py scripts/setup $(wildcard src/dutyfree/engine/init/*.[ch] src/dutyfree/engine/init/*/*.[ch])
+# "pip install '/path/to/dutyfree[...]'" without -e puts a copy there, which would stay as it is after "git pull".
+COPIED := $(shell [ -e $(INSTALLED) ] && ! grep -qs '"editable": *true' $(VENV)/lib/python*/site-packages/dutyfree-*.dist-info/direct_url.json && echo copied)
+.PHONY: copied
+
+$(INSTALLED): $(COPIED) pyproject.toml hatch_build.py scripts/setup $(wildcard src/dutyfree/engine/init/*.[ch] src/dutyfree/engine/init/*/*.[ch])
 	@scripts/needs-linux
 	scripts/host-tools gcc musl-tools linux-libc-dev
 	scripts/setup "$(PYTHON)" "$(VENV)"

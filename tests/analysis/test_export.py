@@ -82,7 +82,7 @@ def test_a_spreadsheet_takes_no_text_for_a_formula(tmp_path):
 
 def test_without_pyarrow_the_remedy_is_told(content, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"pip install '/path/to/dutyfree\[parquet\]'"):
+    with pytest.raises(UsageError, match=r"pip install -e '/path/to/dutyfree\[parquet\]'"):
         export(content, tmp_path, "parquet")
 
 

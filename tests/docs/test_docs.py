@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -93,7 +94,7 @@ def test_what_is_on_no_index_is_installed_from_a_clone():
     wrong = re.compile(r"pip install [^`\n]*?(?<![/\w])dutyfree(?![/\w])")
     assert wrong.search("pip install 'dutyfree[inspect]'")
     assert wrong.search("pip install -U dutyfree")
-    assert not wrong.search("pip install '/path/to/dutyfree[inspect]'")
+    assert not wrong.search("pip install -e '/path/to/dutyfree[inspect]'")
     assert not [str(path) for path in SOURCES if wrong.search(path.read_text(errors="replace"))]
 
 
@@ -114,12 +115,38 @@ def test_setup_ends_with_what_to_do_next():
         assert name in (app if program == ".venv/bin/dutyfree" else text("Makefile"))
 
 
+@pytest.mark.parametrize(("editable", "again"), [(True, False), (False, True)])
+def test_make_replaces_a_copy_of_the_package_by_the_clone(tmp_path, editable, again):
+    installed = tmp_path / "lib/python3.11/site-packages/dutyfree-0.1.0.dist-info/direct_url.json"
+    installed.parent.mkdir(parents=True)
+    installed.write_text(json.dumps({"dir_info": {"editable": True} if editable else {}, "url": "file:///x"}))
+    (tmp_path / ".installed").touch()
+    said = ran(["make", "-n", "-C", str(ROOT), "study", f"VENV={tmp_path}"], check=True).stdout
+    assert ("scripts/setup" in said) == again
+
+
 def printed(name: str, cache: Path) -> str:
     """What the program of a page prints."""
     (program,) = re.findall(r"```python\n(.*?)```", text(name), re.DOTALL)
     environment = {**os.environ, "DUTYFREE_CACHE": str(cache)}
     command = [sys.executable, "-c", program]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
+
+
+@pytest.mark.native
+def test_the_readmes_first_commands_run_in_a_clone(tmp_path):
+    section = text("README.md").split("## Your first sandbox")[1]
+    (commands, *_) = re.findall(r"^```\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    environment = {
+        **os.environ,
+        "DUTYFREE_CACHE": str(tmp_path),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    script = f"set -o pipefail\n{commands.replace('/tmp/', f'{tmp_path}/')}"
+    done = ran(["bash", "-ec", script], cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("42\n")
+    assert "make setup" in (tmp_path / "targets.txt").read_text()
 
 
 @pytest.mark.native

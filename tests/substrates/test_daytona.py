@@ -15,5 +15,5 @@ async def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.Monke
     seen = await substrates.probe("daytona")
     assert not seen.available
     assert seen.detail == "the package daytona is not installed"
-    assert seen.remedy == "install it: pip install '/path/to/dutyfree[daytona]'"
+    assert seen.remedy == "install it: pip install -e '/path/to/dutyfree[daytona]'"
     assert await gc._daytona(dry_run=False) == []

@@ -173,7 +173,7 @@ def _write_parquet(path: Path, columns: dict[str, type], rows: Iterator[Row]) ->
     except ImportError:
         raise UsageError(
             "Parquet needs the library pyarrow, which is not installed",
-            remedy="pip install pyarrow, or from a clone: pip install '/path/to/dutyfree[parquet]'",
+            remedy="pip install pyarrow, or from a clone: pip install -e '/path/to/dutyfree[parquet]'",
         ) from None
     kinds = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_()}
     schema = pyarrow.schema([(name, kinds[kind]) for name, kind in columns.items()])

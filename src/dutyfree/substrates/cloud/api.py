@@ -135,7 +135,7 @@ def connected(place: Place) -> Api:
     if importlib.util.find_spec("libcloud") is None:
         raise Unavailable(
             "the package apache-libcloud is not installed",
-            remedy="install it: pip install '/path/to/dutyfree[cloud]'",
+            remedy="install it: pip install -e '/path/to/dutyfree[cloud]'",
         )
     from dutyfree.substrates.cloud.ec2 import Ec2
 

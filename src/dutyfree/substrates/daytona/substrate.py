@@ -80,7 +80,7 @@ class Daytona:
     @classmethod
     async def probe(cls, config: DaytonaConfig) -> Availability:
         if not await _installed():
-            remedy = "install it: pip install '/path/to/dutyfree[daytona]'"
+            remedy = "install it: pip install -e '/path/to/dutyfree[daytona]'"
             return Availability(False, "the package daytona is not installed", remedy)
         if not (config.api_key or os.environ.get(KEY_VARIABLE)):
             return Availability(False, "there is no API key", f"set {KEY_VARIABLE}")

@@ -84,7 +84,9 @@ class E2B:
     async def probe(cls, config: E2BConfig) -> Availability:
         if not await _installed():
             return Availability(
-                False, "the package e2b is not installed", "install it: pip install '/path/to/dutyfree[e2b]'"
+                False,
+                "the package e2b is not installed",
+                "install it: pip install -e '/path/to/dutyfree[e2b]'",
             )
         if config.serve:
             return await registry.probe("native")
