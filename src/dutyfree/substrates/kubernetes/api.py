@@ -26,7 +26,7 @@ from dutyfree.substrates.kubernetes.config import KubernetesConfig
 if TYPE_CHECKING:
     import aiohttp
 
-INSTALL = "install it: pip install '/path/to/dutyfree[kubernetes]'"
+INSTALL = "install it: pip install -e '/path/to/dutyfree[kubernetes]'"
 REMEDY = "name a cluster with kubeconfig= or KUBECONFIG; in a clone of dutyfree, `make k8s-up` starts one"
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 JSON, JSON_PATCH, MERGE_PATCH = (
