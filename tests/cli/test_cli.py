@@ -317,7 +317,16 @@ def test_the_smoke_plan_runs_to_its_report(tmp_path):
         ),
         (["study", "--substrates", "bare", "--out", "/proc/nowhere"], 2, "cannot write to"),
         (["study", "--resume"], 2, "no study to resume"),
-        (["study", "--resume", "--out", "nowhere"], 2, "no study to resume in nowhere"),
+        (
+            ["study", "--resume", "--out", "nowhere"],
+            2,
+            "no study to resume in nowhere\n  → check --out; to start a new study there, leave --resume out",
+        ),
+        (
+            ["study", "--plan", "smoke", "--substrates", "bare,ssh"],
+            1,
+            'in a plan: host = "…" in the table [options.ssh]',
+        ),
         (["report", "nowhere"], 2, "there is no nowhere"),
         (["compare", "nowhere", "nowhere"], 2, "there is no nowhere"),
         (["compare", "a", "b", "c"], 2, "--before out/a1"),

@@ -141,7 +141,7 @@ def test_a_recipe_is_made_and_used(tmp_path):
 
 def test_a_failed_commands_status_is_told_also_if_its_result_is_missing():
     done = dutyfree("run", "--download", "/nonexistent:x", "--", "sh", "-c", "exit 7", status=7)
-    assert b"--download /nonexistent:x: No such file" in done.stderr
+    assert b"--download /nonexistent:x: there is no /nonexistent in the sandbox" in done.stderr
 
 
 def test_json_tells_where_the_time_went():
@@ -184,7 +184,11 @@ def test_a_substrate_whose_streams_take_bytes_only_gets_all_input_at_once():
         (["run", "--env", "=value", "--", "true"], "nothing before '='"),
         (["run", "--env", "novalue", "--", "true"], "--env 'novalue' has no '='"),
         (["run", "--upload", "/nonexistent:/x", "--", "true"], "--upload /nonexistent:/x: No such file"),
-        (["run", "--download", "/nonexistent:x", "--", "true"], "--download /nonexistent:x: No such file"),
+        (
+            ["run", "--download", "nosuch:x", "--", "true"],
+            "there is no nosuch in the sandbox\n  → a relative path starts at /workspace",
+        ),
+        (["run", "--download", "/etc/os-release:/proc/x/y", "--", "true"], "/proc/x/y: No such file"),
         (["run", "--substrate", "nope", "--", "true"], "unknown substrate 'nope'"),
         (["run", "--option", "nope=1", "--", "true"], "has no option 'nope'"),
         (["shell", "--substrate", "docker", "--option", "host=/nonexistent.sock"], "/nonexistent.sock"),

@@ -12,7 +12,7 @@ from typing import Any
 import dutyfree
 from dutyfree.cli import console, option_values, progress
 from dutyfree.contract import Limits, Recipe, Sandbox, limited
-from dutyfree.contract.errors import UsageError
+from dutyfree.contract.errors import PathNotFound, UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,13 @@ async def download_files(sandbox: Sandbox, options: SandboxOptions) -> None:
     """Copy the downloads out. Raises UsageError for a missing file, and what the substrate raises."""
     for source, target in options.downloads():
         with _copy_errors("--download", source, target):
-            skipped = await sandbox.download(source, Path(target))
+            try:
+                skipped = await sandbox.download(source, Path(target))
+            except PathNotFound as error:
+                start = "" if source.startswith("/") else f"a relative path starts at {sandbox.workdir}"
+                raise UsageError(
+                    f"--download {source}:{target}: there is no {source} in the sandbox", remedy=start
+                ) from error
         if skipped:
             names = ", ".join(skipped[:MAX_LINKS_SHOWN]) + ("" if len(skipped) <= MAX_LINKS_SHOWN else ", …")
             console.say(

@@ -105,7 +105,7 @@ def seconds(text: str) -> float:
 def _plan(plan: str | None, substrates: str | None, full_tests: bool, resumed: Path | None) -> Plan:
     """The plan to run. A resumed study keeps its own plan, unless --plan or --substrates is given."""
     if resumed is not None and plan is None and substrates is None:
-        return recorded_plan(resumed, remedy="name its plan with --plan")
+        return recorded_plan(resumed, remedy="check --out; to start a new study there, leave --resume out")
     loaded = plans.load(plan or "quick")
     if full_tests:
         loaded = replace(loaded, full_tests=True)

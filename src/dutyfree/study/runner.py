@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -47,6 +48,9 @@ from dutyfree.workloads.workload import Workload
 
 GIVE_UP_AFTER = 3
 """After this many infrastructure failures in a row, check whether the substrate is still available."""
+
+_OPTION = re.compile(r"\boption (\w+)=")
+"""An option in a remedy, as a program gives it."""
 
 
 class Progress(Protocol):
@@ -238,6 +242,8 @@ class _StudyRun:
 
     async def _leave_out(self, label: str, error: DutyfreeError) -> None:
         if label not in self._plan.optional:
+            if option := _OPTION.search(error.remedy):
+                error.remedy += f'; in a plan: {option[1]} = "…" in the table [options.{label}]'
             raise error
         await self._workers.remove(label)
         self._progress.note(f"{label} is left out: {error}")
