@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import time
@@ -19,10 +20,9 @@ from cyclopts import App, Parameter
 from dutyfree.cli import console, option_values
 from dutyfree.cli.signals import run_async
 from dutyfree.contract.errors import UsageError
-from dutyfree.server import listen, logs
+from dutyfree.server import listen, logs, state_lock
 from dutyfree.server.admission import TenantLimits
-from dutyfree.server.service import Service, default_state
-from dutyfree.server.state_lock import locked
+from dutyfree.server.service import DATABASE, Service, default_state
 from dutyfree.server.tokens import Tokens
 from dutyfree.server.tracing import Tracing
 
@@ -44,6 +44,7 @@ def serve(
     log_commands: bool = False,
     replace: bool = False,
     until_eof: bool = False,
+    remove_state: Annotated[bool, Parameter(show=False)] = False,
 ) -> int:
     """Serve the sandboxes of this machine until Ctrl-C.
 
@@ -85,24 +86,49 @@ def serve(
         Take over from the running server with the same --state. That server finishes its calls and stops.
     until_eof
         Stop when standard input ends, and end all sandboxes. For programs that start their own server.
+    remove_state
+        Remove the directory --state at the end, however the program ends that started this server.
     """
-    if (certificate is None) != (key is None):
-        raise UsageError("TLS needs both --certificate and --key", remedy="give both, or neither")
     address = listen.Address(listen_)
     options = {name: option_values.value(text) for name, text in option_values.pairs(option, "--option", "=")}
     state = state or default_state()
+    _check(address, options, state, certificate, key, replace=replace, keep=not until_eof)
     logs.configure(log_format, log_level)
     tracing = Tracing.from_environment()
     observing = partial(_observe, tracing=tracing, commands=log_commands)
     if not until_eof:  # a shell script starts programs in the background with SIGINT ignored
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with locked(state, replace=replace):
+        with state_lock.locked(state, replace=replace):
             run_async(partial(_serve, address, options, state, certificate, key, until_eof, observing))
     finally:
         if tracing is not None:
             tracing.close()
+        if remove_state:
+            shutil.rmtree(state, ignore_errors=True)
     return 0
+
+
+def _check(
+    address: listen.Address,
+    options: dict[str, object],
+    state: Path,
+    certificate: Path | None,
+    key: Path | None,
+    *,
+    replace: bool,
+    keep: bool,
+) -> None:
+    """Find mistakes while a server that is to be replaced still runs. Raises DutyfreeError."""
+    if (certificate is None) != (key is None):
+        raise UsageError("TLS needs both --certificate and --key", remedy="give both, or neither")
+    if certificate is not None and key is not None:
+        listen.check_certificate(certificate, key)
+    Service.engine(state, options, keep=keep)
+    with Tokens(state / DATABASE) as tokens:
+        listen.check_tokens(address, tokens)
+    if replace:
+        address.check_free(state_lock.holder(state))
 
 
 def _observe(service: Service, *, tracing: Tracing | None, commands: bool) -> None:
@@ -153,7 +179,7 @@ def _announce(url: str, address: listen.Address, *, taken_over: int) -> None:
 
 
 def _tokens(state: Path | None) -> Tokens:
-    return Tokens((state or default_state()) / "server.sqlite")
+    return Tokens((state or default_state()) / DATABASE)
 
 
 @token.command
@@ -270,7 +296,7 @@ def _describe(limits: TenantLimits | None) -> str:
     """The limits that are set. Those that are not set are left out."""
     table = {} if limits is None else msgspec.structs.asdict(limits)
     return ", ".join(
-        f"{name.replace('_', ' ')} {console.size(value) if name == 'memory' else f'{value:g}'}"
+        f"{name.replace('_', ' ')} {console.size(value) if name == 'memory' else f'{value:.15g}'}"
         for name, value in table.items()
         if value is not None
     )

@@ -8,6 +8,8 @@ import errno
 import ipaddress
 import os
 import socket
+import ssl
+import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from dutyfree.contract.errors import Unavailable, UsageError
+from dutyfree.engine.host import proc
 from dutyfree.server import ports
 from dutyfree.server.access import Access
 from dutyfree.server.app import Routes
@@ -25,10 +28,17 @@ from dutyfree.server.channel_socket import ChannelSocket
 from dutyfree.server.connections import ConnectionLimits, GuardedConfig, check_all
 from dutyfree.server.e2b import envd, templates
 from dutyfree.server.service import Service
+from dutyfree.server.tokens import Tokens
 from dutyfree.wire import frames
 
 DEFAULT = "127.0.0.1:7800"
 _BACKLOG = 1024
+_PEER = struct.Struct("3i")
+"""struct ucred: the process, user and group at the other end of a Unix socket."""
+_PEER_OPTION = (socket.SOL_SOCKET, socket.SO_PEERCRED)
+_PROBE_SECONDS = 5.0
+_LISTENING = "0A"
+"""The state of a listening socket in /proc/net/tcp."""
 _CHECK_TICKS = 5
 """uvicorn's ticks, of a tenth of a second, between two looks at all connections."""
 
@@ -59,19 +69,29 @@ class Address:
         except ValueError:
             return self.host == "localhost"
 
+    def check_free(self, leaving: int | None) -> None:
+        """Raises Unavailable if a server could not listen here once the process ``leaving`` has ended."""
+        try:
+            with self.bind():
+                if self.path is not None:
+                    Path(self.path).unlink()
+        except Unavailable as error:
+            cause = error.__cause__
+            in_use = isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE
+            if not in_use or leaving is None or not self._is_served_by(leaving):
+                raise
+
+    def _is_served_by(self, pid: int) -> bool:
+        if self.path is not None:
+            return _unix_server(self.path) == pid
+        return not _listening_sockets(self.port).isdisjoint(_sockets_of(pid))
+
     def bind(self) -> socket.socket:
         """A listening socket. Raises Unavailable."""
         try:
             if self.path is not None:
                 return _bind_unix(Path(self.path))
-            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-            # With the number of TCP: asyncio sets TCP_NODELAY only then. Otherwise the second part of an
-            # answer waits for the acknowledgement of the first one, up to 40 ms.
-            listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            _find_lost_clients(listener)
-            listener.bind((self.host, self.port))
-            listener.listen(_BACKLOG)
+            return _bind_tcp(self.host, self.port)
         except OSError as error:
             where = self.path or f"{self.host}:{self.port}"
             remedy = "choose another address with --listen"
@@ -80,7 +100,41 @@ class Address:
             raise Unavailable(
                 f"cannot listen on {where}: {error.strerror or error}", remedy=remedy
             ) from error
-        return listener
+
+
+def _unix_server(path: str) -> int | None:
+    """The process that listens at a path; None if there is none."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_SECONDS)
+        try:
+            probe.connect(path)
+        except TimeoutError:
+            return 0  # it is too busy to say who it is
+        except OSError:
+            return None
+        process: int = _PEER.unpack(probe.getsockopt(*_PEER_OPTION, _PEER.size))[0]
+        return process
+
+
+def _listening_sockets(port: int) -> set[str]:
+    """The listening sockets with this port, by inode."""
+    found = set()
+    for table in ("net/tcp", "net/tcp6"):
+        for line in proc.text(table).splitlines()[1:]:
+            words = line.split()
+            if words[3] == _LISTENING and int(words[1].rpartition(":")[2], 16) == port:
+                found.add(words[9])
+    return found
+
+
+def _sockets_of(pid: int) -> set[str]:
+    """The sockets that a process has, by inode."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for opened in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                found.add(str(opened.readlink()).removeprefix("socket:[").removesuffix("]"))
+    return found
 
 
 def _find_lost_clients(listener: socket.socket) -> None:
@@ -91,21 +145,43 @@ def _find_lost_clients(listener: socket.socket) -> None:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 120_000)  # milliseconds
 
 
+def _bind_tcp(host: str, port: int) -> socket.socket:
+    # With the number of TCP: asyncio sets TCP_NODELAY only then. Otherwise the second part of an answer waits
+    # for the acknowledgement of the first one, up to 40 ms.
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    with _closed_on_error(listener):
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _find_lost_clients(listener)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    return listener
+
+
 def _bind_unix(path: Path) -> socket.socket:
     """Listen at a path, which replaces the socket of a server that has ended. Others cannot connect."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if path.is_socket():
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
-            probe.connect(str(path))
+        if _unix_server(str(path)) is not None:
             raise OSError(errno.EADDRINUSE, "a server listens there already")
         path.unlink()
-    before = os.umask(0o177)
-    try:
-        listener.bind(str(path))
-    finally:
-        os.umask(before)
-    listener.listen(_BACKLOG)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with _closed_on_error(listener):
+        before = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(before)
+        listener.listen(_BACKLOG)
     return listener
+
+
+@contextlib.contextmanager
+def _closed_on_error(listener: socket.socket) -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        listener.close()
+        raise
 
 
 def url_of(listener: socket.socket, *, tls: bool) -> str:
@@ -116,19 +192,25 @@ def url_of(listener: socket.socket, *, tls: bool) -> str:
     return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def check(address: Address, service: Service) -> None:
+def check_tokens(address: Address, tokens: Tokens) -> None:
     """Raises UsageError if anyone on the network could use the server without a token."""
-    if not address.is_local and not service.tokens.exist():
+    if not address.is_local and not tokens.exist():
         raise UsageError(
             f"{address.host}:{address.port} can be reached from other machines, and there is no token",
             remedy="create one: dutyfree token create TENANT",
         )
 
 
-def _load(config: uvicorn.Config, certificate: Path | None, key: Path | None) -> None:
-    """Read the certificate and the key. Raises UsageError if TLS cannot use them."""
+def check_certificate(certificate: Path, key: Path) -> None:
+    """Raises UsageError if TLS cannot use the certificate with the key."""
+    with _certificate_errors(certificate, key):
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+
+
+@contextlib.contextmanager
+def _certificate_errors(certificate: Path | None, key: Path | None) -> Iterator[None]:
     try:
-        config.load()
+        yield
     except OSError as error:
         raise UsageError(
             f"cannot use the certificate {certificate} with the key {key}: {error.strerror or error}",
@@ -147,7 +229,7 @@ async def serving(
     budget: ByteBudget | None = None,
 ) -> AsyncIterator[str]:
     """Serve while the context lasts; gives the URL. Raises UsageError, Unavailable."""
-    check(address, service)
+    check_tokens(address, service.tokens)
     access = Access(service.tokens, needs_token=not address.is_local or service.tokens.exist())
     routes = Routes(service, access)
 
@@ -173,7 +255,8 @@ async def serving(
         ssl_keyfile=None if key is None else str(key),
         timeout_graceful_shutdown=5,
     )
-    _load(config, certificate, key)  # here, because a server task that fails never listens
+    with _certificate_errors(certificate, key):
+        config.load()  # here, because a server task that fails never listens
     listener = address.bind()
     server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))

@@ -77,6 +77,16 @@ class Service:
         """The tenant that owns each snapshot, by the image of its recipe."""
 
     @staticmethod
+    def engine(state: Path, options: dict[str, Any], *, keep: bool = False) -> Native:
+        """The engine with these options, not open yet. Raises OptionError."""
+        _, config = registry.configure("native", options)
+        assert isinstance(config, NativeConfig)
+        if "stage_network" not in options:  # also without tokens: the first one may come at any time
+            network = tenant_rules.without_host(config.walls, networked=os.geteuid() == 0)
+            config = msgspec.structs.replace(config, stage_network=network)
+        return Native(config, keeper=state / "launcher.sock" if keep else None)
+
+    @staticmethod
     @asynccontextmanager
     async def open(state: Path, options: dict[str, Any], *, keep: bool = False) -> AsyncIterator[Service]:
         """Open the engine with these options; ``state`` is the directory of tokens and files.
@@ -88,15 +98,10 @@ class Service:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)  # noqa: ASYNC240 (before it serves)
         with contextlib.ExitStack() as stack:
             tokens = stack.enter_context(Tokens(state / DATABASE))
-            _, config = registry.configure("native", options)
-            assert isinstance(config, NativeConfig)
-            if "stage_network" not in options:  # also without tokens: the first one may come at any time
-                network = tenant_rules.without_host(config.walls, networked=os.geteuid() == 0)
-                config = msgspec.structs.replace(config, stage_network=network)
+            native = Service.engine(state, options, keep=keep)
             records = None
             if keep:
                 records = stack.enter_context(SandboxRecords(state / "sandboxes.sqlite", REMEMBERED))
-            native = Native(config, keeper=state / "launcher.sock" if keep else None)
             async with native:
                 templates = stack.enter_context(TemplateStore(state / "templates.sqlite"))
                 service = Service(native, tokens, templates, state, records)

@@ -36,6 +36,19 @@ def locked(state: Path, *, replace: bool = False, unknown_seconds: float = UNKNO
         os.close(descriptor)
 
 
+def holder(state: Path) -> int | None:
+    """The process that holds the lock, if it is one that this process can see."""
+    try:
+        descriptor = os.open(state / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        named = os.pread(descriptor, 20, 0).decode(errors="replace")
+        return int(named) if named.isdigit() and _holds(int(named), descriptor) else None
+    finally:
+        os.close(descriptor)
+
+
 def _take(descriptor: int, state: Path, replace: bool, unknown_seconds: float) -> None:
     until = time.monotonic() + unknown_seconds
     while not _try(descriptor):
