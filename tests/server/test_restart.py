@@ -7,9 +7,11 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -136,6 +138,82 @@ async def test_replace_takes_over_without_a_failed_call(server: Server) -> None:
         await replacing
         assert first.wait() == 0
         assert (await sandbox.read("log")).splitlines() == [str(n).encode() for n in range(1, count + 1)]
+
+
+MISTAKES = {
+    "an address of all, without a token": ("--listen", "0.0.0.0:0"),
+    "an address of another machine": ("--listen", "192.0.2.1:7800"),
+    "an unknown option": ("--option", "foo=bar"),
+    "a wrong value": ("--option", "ready=x"),
+    "values that do not fit together": ("--option", "isolation=none", "--option", 'without=["seccomp"]'),
+    "no certificate": ("--certificate", "/nonexistent/pem", "--key", "/nonexistent/key"),
+    "a path that no socket can have": ("--listen", "unix:/nonexistent/s"),
+}
+
+
+async def replaced(server: Server, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """Try to replace a server, with the arguments of a mistake."""
+    usual = ("--listen", server.address, "--state", str(server.directory / "state"), "--replace")
+    command = [sys.executable, "-m", "dutyfree", "serve", *usual[arguments[:1] == ("--listen",) and 2 :]]
+    return await anyio.run_process([*command, *arguments], check=False)
+
+
+@pytest.mark.parametrize("arguments", MISTAKES.values(), ids=MISTAKES)
+async def test_a_mistake_stops_no_server(server: Server, arguments: tuple[str, ...]) -> None:
+    failed = await replaced(server, *arguments)
+    assert failed.returncode in (1, 2), failed.stderr
+    assert server.process is not None
+    assert server.process.poll() is None
+    async with dutyfree.open("hosted", url=server.address) as hosted, hosted.sandbox() as sandbox:
+        assert (await sandbox.exec("echo on")).stdout == b"on\n"
+
+
+async def test_an_address_in_use_by_another_program_stops_no_server(server: Server) -> None:
+    for other, name in ((socket.socket(), ""), (socket.socket(socket.AF_UNIX), f"{server.directory}/other")):
+        with other:
+            other.bind(name or ("127.0.0.1", 0))
+            other.listen()
+            address = f"unix:{name}" if name else f"127.0.0.1:{other.getsockname()[1]}"
+            failed = await replaced(server, "--listen", address)
+            assert b"cannot listen on" in failed.stderr
+            assert server.process is not None
+            assert server.process.poll() is None
+
+
+async def test_a_server_takes_over_the_port_of_the_former_one(server: Server) -> None:
+    await anyio.to_thread.run_sync(server.kill, signal.SIGTERM)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        server.address = f"127.0.0.1:{free.getsockname()[1]}"
+    await anyio.to_thread.run_sync(server.start)
+    first = server.process
+    await anyio.to_thread.run_sync(server.start, "--replace")
+    assert first is not None
+    assert first.wait() == 0
+
+
+def _last_owner(launcher: int) -> tuple[int, str]:
+    """Whom ``ps`` names as the owner, once the launcher has noticed the end of the former one."""
+    wrong = None
+    for _ in range(100):
+        (kept,) = [one for one in census.sandboxes() if one.launcher == launcher]
+        wrong = (kept.owner, kept.program)
+        if kept.owner == 0:
+            break
+        time.sleep(0.02)
+    assert wrong is not None
+    return wrong
+
+
+async def test_sandboxes_without_a_server_have_no_owner(server: Server) -> None:
+    """The second server has taken them over, so the launcher has the number of an owner to forget."""
+    async with dutyfree.open("hosted", url=server.address) as hosted, hosted.sandbox():
+        await restart(server)
+        launcher = await server.launcher()
+        await anyio.to_thread.run_sync(server.kill)
+        owner = await anyio.to_thread.run_sync(_last_owner, launcher)
+        assert owner == (0, "(no owner: they end with their leases)")
+        await anyio.to_thread.run_sync(server.start)
 
 
 async def test_a_second_server_with_the_same_state_is_refused(server: Server) -> None:

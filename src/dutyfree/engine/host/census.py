@@ -23,6 +23,8 @@ LAUNCHER = "dutyfree-engine"
 OTHERS = ("dutyfree-egress", "dutyfree-parked")
 """Names of the launcher's other children. No other process can rename these."""
 _PROGRAM = "/memfd:dutyfree-init"
+_ARGUMENTS = 3
+"""How many arguments a launcher has: its own name, "launcher", and its descriptor."""
 
 FIRST_ID = 1 << 30
 """The first user id of sandboxes, as in ``init/launcher/slot.c``."""
@@ -103,8 +105,11 @@ def _candidates(processes: Iterable[Stat]) -> list[LauncherProcess]:
         if int(user) >= FIRST_ID or not _link(f"{process.pid}/exe", _PROGRAM).startswith(_PROGRAM):
             continue
         numbers = tuple(int(number) for number in proc.field(status, "NSpid", str(process.pid)).split())
-        # Its last argument is FD, or FD:WALLS if walls are switched off (init/main.c).
-        command, _, adopter = _command_line(process.pid).partition(" owner ")
+        # The last of its arguments is FD, or FD:WALLS if walls are switched off (init/main.c). Then comes
+        # "owner PID" once it has a new owner, and after its NUL what is left of a longer text before.
+        arguments = proc.text(f"{process.pid}/cmdline").split("\0")
+        command = " ".join(arguments[:_ARGUMENTS])
+        adopter = arguments[_ARGUMENTS].removeprefix("owner ") if len(arguments) > _ARGUMENTS else ""
         owner = int(adopter) if adopter.isdigit() else process.parent
         program = _command_line(owner) if owner else "(no owner: they end with their leases)"
         found.append(LauncherProcess(process.pid, numbers, owner, program, ":" not in command))
