@@ -124,8 +124,33 @@ async def test_refusals_say_why() -> None:
     with pytest.raises(Exhausted, match="too fast: its limit is 1 per second") as fast:
         await admission.admit("a", Demand(1), 0.05)
     assert fast.value.numbers["retry_after"] > 0  # type: ignore[operator]
-    with pytest.raises(LimitError, match="more sandboxes than a may ever have"):
+    with pytest.raises(LimitError, match="a request for 2 sandboxes: a may have 1 at most"):
         await admission.admit("a", Demand(2), 1)
+
+
+async def test_a_sandbox_without_a_limit_is_refused_with_what_it_counts_as() -> None:
+    admission = Admission(lambda _: TenantLimits(memory=1 << 30, cpus=4))
+    wanted = Demand(2, 8 << 30, 1.0, unlimited=("memory", "cpus"))
+    with pytest.raises(LimitError) as refused:
+        await admission.admit("a", wanted, 1)
+    assert refused.value.message == (
+        "a request for 8.00 GiB of memory: a may have 1.00 GiB at most; a sandbox without a limit of memory "
+        "counts as 4.00 GiB"
+    )
+    assert "memory of at most 536870912 bytes (0.50 GiB)" in refused.value.remedy
+    with pytest.raises(LimitError, match="without a limit of cpus counts as 8"):
+        await admission.admit("a", Demand(1, 0, 8.0, unlimited=("cpus",)), 1)
+    with pytest.raises(LimitError) as refused:
+        await admission.admit("a", Demand(1, 2 << 30), 1)
+    assert "without" not in str(refused.value)
+
+
+async def test_a_refusal_names_what_the_tenant_has_and_may_have() -> None:
+    admission = Admission(lambda _: TenantLimits(sandboxes=1, memory=4 << 30))
+    await admission.admit("a", Demand(1, 1 << 30), 1)
+    counts = r"a has 1 sandbox \(its limit is 1\), 1.00 GiB of memory \(its limit is 4.00 GiB\); 0 more"
+    with pytest.raises(Exhausted, match=f"no room for 1 sandbox within 0.05 s: {counts}"):
+        await admission.admit("a", Demand(1), 0.05)
 
 
 async def test_the_wait_is_estimated_from_what_happened() -> None:

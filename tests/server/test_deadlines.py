@@ -78,6 +78,7 @@ async def test_an_answer_comes_before_the_clients_deadline(full: Full, how: str)
         answer = await reader.read()
     assert b" 429 " in answer.partition(b"\r\n")[0]
     assert b"\r\nretry-after: " in answer
+    assert b"trainer has 1 sandbox (its limit is 1)" in answer
     assert full.waiting == 0
     full.close()
 

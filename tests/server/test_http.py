@@ -221,6 +221,18 @@ def test_what_names_no_image_is_the_clients_mistake(client: Client, image: str) 
     assert (status, answer["error"]["code"], answer["error"]["retryable"]) == (400, "recipe", False)
 
 
+def test_a_wrong_choice_is_answered_with_the_right_ones(client: Client) -> None:
+    status, answer = client("POST", "/v1/sandboxes", {"limits": {"network": "maybe"}})
+    assert status == 400
+    assert "network must be 'off' or 'on' or a list" in answer["error"]["message"]
+
+
+def test_a_large_number_is_shown_as_it_was_given(client: Client) -> None:
+    status, answer = client("POST", "/v1/sandboxes", {"lease": 99999999})
+    assert (status, answer["error"]["code"]) == (400, "limit")
+    assert answer["error"]["message"].endswith("≤ 604800 seconds, not 99999999")
+
+
 def test_no_patience_is_refused(client: Client) -> None:
     status, answer = client("POST", "/v1/sandboxes", {"patience": -1})
     assert (status, answer["error"]["code"]) == (400, "limit")

@@ -32,6 +32,8 @@ class Demand(msgspec.Struct, frozen=True):
     sandboxes: int
     memory: int = 0
     cpus: float = 0.0
+    unlimited: tuple[str, ...] = ()
+    """The limits that the request leaves open, by name. They are counted all the same."""
 
     def __add__(self, other: Demand) -> Demand:
         return Demand(self.sandboxes + other.sandboxes, self.memory + other.memory, self.cpus + other.cpus)
@@ -149,15 +151,13 @@ class Admission:
     async def admit(self, tenant: str, demand: Demand, patience: float) -> Callable[[], None]:
         """Wait until the tenant may have these sandboxes. Returns the function that gives them back.
 
-        Raises LimitError for more than the tenant may ever have. Raises Exhausted: at once for creations that
-        come too fast; otherwise after ``patience`` seconds. Its ``numbers`` have the counts, and
+        Raises LimitError for more than the tenant may have at all. Raises Exhausted: at once for creations
+        that come too fast; otherwise after ``patience`` seconds. Its ``numbers`` have the counts, and
         ``retry_after`` in seconds.
         """
         limits, loop = self._limits_of(tenant), asyncio.get_running_loop()
         if (limit := demand.exceeds(limits)) != "":
-            raise LimitError(
-                f"a request for more {limit} than {tenant} may ever have", remedy="ask the operator for more"
-            )
+            raise _too_much(tenant, demand, limits, limit)
         if limits.creates_per_second is not None:
             bucket = self._buckets.setdefault(tenant, Bucket())
             delay = bucket.delay(limits.creates_per_second, loop.time(), demand.sandboxes)
@@ -181,14 +181,23 @@ class Admission:
                 self._queue.withdraw(tenant, number)
                 self._advance()  # it may have been in the way of others
             if isinstance(error, TimeoutError):
-                numbers = self._numbers(tenant, self._estimate(tenant))
-                what = (
-                    f"no room for {_count(demand.sandboxes)} within {patience:g} s: {tenant} has "
-                    f"{numbers['sandboxes']}, and {numbers['waiting']} more requests wait"
-                )
-                raise _exhausted(what, numbers, "end some sandboxes") from None
+                what = f"no room for {_count(demand.sandboxes)} within {patience:.15g} s"
+                raise self.exhausted(tenant, what, "end some sandboxes") from None
             raise
         return _once(lambda: self._give_back(tenant, demand))
+
+    def exhausted(self, tenant: str, what: str, remedy: str) -> Exhausted:
+        """The error of a tenant who has waited in vain, with its counts."""
+        used, limits = self._queue.used.get(tenant, NOTHING), self._limits_of(tenant)
+        counts = [_of_limit(_count(used.sandboxes), limits.sandboxes, "{:d}")]
+        if limits.memory is not None:
+            counts.append(_of_limit(f"{_size(used.memory)} of memory", _size(limits.memory), "{}"))
+        if limits.cpus is not None:
+            counts.append(_of_limit(f"{used.cpus:g} CPUs", limits.cpus, "{:g}"))
+        numbers = self._numbers(tenant, self._estimate(tenant))
+        waiting = numbers["waiting"]
+        queue = f"{waiting} more requests wait" if waiting != 1 else "1 more request waits"
+        return _exhausted(f"{what}: {tenant} has {', '.join(counts)}; {queue}", numbers, remedy)
 
     def _estimate(self, tenant: str) -> float:
         """Seconds after which to ask again, from how often sandboxes were given back lately."""
@@ -226,7 +235,34 @@ class Admission:
 
 
 def _count(sandboxes: int) -> str:
-    return "one more sandbox" if sandboxes == 1 else f"{sandboxes} more sandboxes"
+    return "1 sandbox" if sandboxes == 1 else f"{sandboxes} sandboxes"
+
+
+def _of_limit(has: str, most: object, form: str) -> str:
+    return has if most is None else f"{has} (its limit is {form.format(most)})"
+
+
+def _size(count: float) -> str:
+    return f"{count / (1 << 30):.2f} GiB"
+
+
+def _too_much(tenant: str, demand: Demand, limits: TenantLimits, limit: str) -> LimitError:
+    """The error for a request that ``limits`` never allow. ``limit`` names the one that it exceeds."""
+    needed, most = getattr(demand, limit), getattr(limits, limit)
+    if limit == "sandboxes":
+        message = f"a request for {_count(needed)}: {tenant} may have {most} at most"
+        return LimitError(message, remedy="ask for fewer, or ask the operator for more")
+    name, shown = ("memory", _size) if limit == "memory" else ("CPUs", "{:g}".format)
+    message = f"a request for {shown(needed)} of {name}: {tenant} may have {shown(most)} at most"
+    if limit in demand.unlimited:
+        message += f"; a sandbox without a limit of {limit} counts as {shown(needed / demand.sandboxes)}"
+        remedy = f"give each sandbox a limit: {limit} of at most {_argument(limit, most / demand.sandboxes)}"
+        return LimitError(message, remedy=f"{remedy}; or ask the operator for more")
+    return LimitError(message, remedy="ask for less, or ask the operator for more")
+
+
+def _argument(limit: str, most: float) -> str:
+    return f"{int(most)} bytes ({_size(most)})" if limit == "memory" else f"{most:g}"
 
 
 def _exhausted(message: str, numbers: dict[str, object], remedy: str) -> Exhausted:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.responses import Response
 
+from dutyfree import validation
 from dutyfree.contract.errors import ArgumentError
 from dutyfree.wire.arguments import ARGUMENTS_MAX
 
@@ -64,8 +65,9 @@ def _most_values(body: bytes) -> int:
 
 def load(body: bytes, kind: type[T]) -> T:
     """The arguments of a call from JSON. An empty body stands for no arguments. Raises ArgumentError."""
+    plain: Any = None
     try:
-        plain: Any = decode(body or b"{}", object)
+        plain = decode(body or b"{}", object)
         if isinstance(plain, dict):
             plain = _with_bytes(plain)
             if isinstance(actions := plain.get("actions"), list):
@@ -74,7 +76,10 @@ def load(body: bytes, kind: type[T]) -> T:
                 plain["action"] = _with_bytes(action)
         return msgspec.convert(plain, kind, builtin_types=(bytes,))
     except (msgspec.MsgspecError, ValueError) as error:
-        raise ArgumentError(f"the body of the request is not valid: {error}") from error
+        said = str(error)
+        if isinstance(error, msgspec.ValidationError) and said.startswith("Invalid enum value"):
+            said = validation.explain(error, plain, kind).message  # which names the values that are valid
+        raise ArgumentError(f"the body of the request is not valid: {said}") from error
 
 
 def _with_bytes(table: dict[str, Any]) -> dict[str, Any]:

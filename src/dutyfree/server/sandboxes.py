@@ -434,4 +434,4 @@ async def _members(creation: Creation) -> list[Held]:
 def check_lease(lease: float) -> None:
     """Raises LimitError."""
     if not 0 < lease <= LONGEST_LEASE:
-        raise LimitError(f"a lease must be > 0 and ≤ {LONGEST_LEASE:g} seconds, not {lease:g}")
+        raise LimitError(f"a lease must be > 0 and ≤ {LONGEST_LEASE:.15g} seconds, not {lease:.15g}")

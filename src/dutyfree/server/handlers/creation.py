@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from dutyfree.contract import Limits
-from dutyfree.contract.errors import Exhausted, LimitError
+from dutyfree.contract.errors import LimitError
 from dutyfree.engine.host import capacity
 from dutyfree.engine.sandbox.sandbox import NativeSandbox, NetworkedSandbox
 from dutyfree.server import tenant_rules
@@ -49,6 +49,7 @@ async def create(context: Context, wanted: calls.Create) -> list[SandboxInfo]:
 
     demand = demand_of(service, limits, 1 if wanted.count is None else wanted.count)
     held = await in_time(
+        context,
         wanted.patience,
         service.sandboxes.create(
             context.tenant,
@@ -75,6 +76,7 @@ async def fork(context: Context, wanted: calls.Fork) -> list[SandboxInfo]:
     limits = parent.sandbox.limits  # the copies have the same
     demand = demand_of(context.service, limits, wanted.count)
     held = await in_time(
+        context,
         wanted.patience,
         context.service.sandboxes.create(
             context.tenant,
@@ -93,19 +95,19 @@ async def fork(context: Context, wanted: calls.Fork) -> list[SandboxInfo]:
 def check_patience(patience: float | None) -> None:
     """Raises LimitError."""
     if patience is not None and not patience > 0:
-        raise LimitError(f"patience must be > 0, not {patience:g}")
+        raise LimitError(f"patience must be > 0, not {patience:.15g}")
 
 
-async def in_time(patience: float | None, creating: Awaitable[T]) -> T:
+async def in_time(context: Context, patience: float | None, creating: Awaitable[T]) -> T:
     """What is created, if that takes no longer than the client is patient. Raises Exhausted."""
     try:
         async with asyncio.timeout(patience):
             return await creating
     except TimeoutError:
-        raise Exhausted(
-            f"no sandbox within {patience:g} s, which is the patience of the request",
-            remedy="give the request more time, or end some sandboxes",
-            numbers={"retry_after": 1.0},
+        raise context.service.admission.exhausted(
+            context.tenant,
+            f"no sandbox within {patience:.15g} s, which is the patience of the request",
+            "give the request more time, end some sandboxes",
         ) from None
 
 
@@ -116,10 +118,12 @@ def demand_of(service: Service, limits: Limits | None, count: int) -> Demand:
     """What a request counts: by its limits, or by those that the engine sets. Raises LimitError."""
     if not 0 <= count <= LARGEST_GROUP:
         raise LimitError(f"a request may be for 0 to {LARGEST_GROUP} sandboxes, not {count}")
+    given = limits or Limits()
     limits = limits or service.native.node.options.limits
     memory = capacity.share_of_memory() if limits.memory is None else limits.memory
     cpus = float(os.cpu_count() or 1) if limits.cpus is None else limits.cpus
-    return Demand(count, count * memory, count * cpus)
+    unlimited = tuple(name for name in ("memory", "cpus") if getattr(given, name) is None)
+    return Demand(count, count * memory, count * cpus, unlimited)
 
 
 def admitted(context: Context, demand: Demand, create: Enter, patience: float | None = None) -> Enter:
