@@ -28,6 +28,7 @@ from dutyfree.engine.store import sweep
 from dutyfree.engine.store.locks import try_lock
 from dutyfree.engine.store.store import Store
 from dutyfree.substrates.bare import substrate as bare
+from dutyfree.substrates.hosted import own_server
 from dutyfree.substrates.local.reaper import remove_tree
 from dutyfree.substrates.oci import gc as oci
 from dutyfree.substrates.vm import disks as vm_disks
@@ -67,6 +68,8 @@ def _local(spare: int, dry_run: bool) -> Iterator[Leftover]:
             yield _removed("sandbox of bare", path, bare.remove_leftover, dry_run)
         for path in oci.leftovers(parent):
             yield _removed("containers of oci", path, oci.remove_leftover, dry_run)
+    for path in own_server.leftovers():
+        yield _removed("directory of a server", path, lambda path: remove_tree(str(path)), dry_run)
     cache = paths.cache()
     yield from _unlocked("build of the study's image", study_image.folder(), "lock", "build-*", dry_run)
     yield from _unlocked("build of the fixture", cache, "fixture.lock", "fixture-making-*", dry_run)
@@ -275,7 +278,7 @@ async def _cloud(dry_run: bool) -> list[Leftover]:
 
 
 async def _kubernetes(dry_run: bool) -> list[Leftover]:
-    """Pods of dead owners in the cluster that the usual kubeconfig names, if there is one and it answers."""
+    """Pods and Leases of dead owners in the cluster that the usual kubeconfig names, if it answers."""
     from dutyfree.substrates.kubernetes.api import ApiError, ApiLost, connect
     from dutyfree.substrates.kubernetes.config import KubernetesConfig
     from dutyfree.substrates.kubernetes.ownership import remove_leftovers
@@ -285,7 +288,7 @@ async def _kubernetes(dry_run: bool) -> list[Leftover]:
     except Unavailable:
         return []  # it is not used here
     try:
-        return [Leftover("pod", name) for name in await remove_leftovers(api, dry_run=dry_run)]
+        return [Leftover(kind, name) for kind, name in await remove_leftovers(api, dry_run=dry_run)]
     except (ApiError, ApiLost):
         return []  # a cluster that was removed, or of which this account may read nothing
     finally:

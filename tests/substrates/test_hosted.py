@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from time import perf_counter
 
+import anyio.to_thread
 import pytest
 
 import dutyfree
+from dutyfree import gc
 from dutyfree.contract import Substrate
 from dutyfree.contract.abilities import Forkable, NetworkControl, Pooling, Terminals
 from dutyfree.contract.errors import OptionError, Unavailable
+from dutyfree.server.state_lock import locked
+from dutyfree.server.tokens import Tokens
+from dutyfree.substrates.hosted.own_server import PREFIX, leftovers
 from tests.processes import eventually, speaking_python
+from tests.serving import certificates, serving
 
 pytestmark = pytest.mark.native
 
@@ -33,6 +40,31 @@ async def test_it_needs_an_address() -> None:
         await AsyncExitStack().enter_async_context(dutyfree.open("hosted", url="ftp://x"))
     with pytest.raises(OptionError):
         dutyfree.open("hosted", lease=0)
+
+
+def create_token(state: Path) -> None:
+    with Tokens(state / "server.sqlite") as tokens:
+        tokens.create("trainer")
+
+
+async def test_a_token_that_the_server_does_not_know(tmp_path: Path) -> None:
+    await anyio.to_thread.run_sync(create_token, tmp_path)
+    with serving(tmp_path) as url:
+        for token, said in (("dutyfree_wrong", "does not know the token"), ("", "give a token:")):
+            with pytest.raises(Unavailable, match=said):
+                await AsyncExitStack().enter_async_context(dutyfree.open("hosted", url=url, token=token))
+
+
+async def test_the_wrong_scheme(tmp_path: Path) -> None:
+    root, chain, key = await anyio.to_thread.run_sync(certificates, tmp_path)
+    secured = ("--certificate", str(chain), "--key", str(key))
+    for arguments, wrong, right in ((secured, "http", "https"), ((), "https", "http")):
+        with serving(tmp_path / right, *arguments) as url:
+            netloc = url.partition("://")[2]
+            with pytest.raises(Unavailable, match=f"use {right}://{netloc}"):
+                await AsyncExitStack().enter_async_context(
+                    dutyfree.open("hosted", url=f"{wrong}://{netloc}", certificates=str(root))
+                )
 
 
 async def test_a_server_of_its_own_ends_with_it() -> None:
@@ -78,11 +110,23 @@ def children(pid: int) -> Iterator[int]:
         yield from map(int, path.read_text().split())
 
 
-def test_a_killed_client_leaves_no_server() -> None:
-    with speaking_python(PROGRAM) as (process, line):
+def test_a_killed_client_leaves_no_server(tmp_path: Path) -> None:
+    with speaking_python(PROGRAM, env={**os.environ, "TMPDIR": str(tmp_path)}) as (process, line):
         server = int(line)
         launchers = eventually(lambda: list(children(server)))
         assert launchers
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (server, *launchers)))
+        assert not list(tmp_path.glob(f"{PREFIX}*"))
+
+
+def test_the_directory_of_a_killed_server_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("killed", "living", "starting"):
+        (tmp_path / f"{PREFIX}{name}").mkdir()
+    (tmp_path / f"{PREFIX}killed" / "lock").touch()
+    with locked(tmp_path / f"{PREFIX}living"):
+        assert [path.name for path in leftovers()] == [f"{PREFIX}killed"]
+        planned = {one.what for one in gc._local(1 << 60, dry_run=True)}
+        assert str(tmp_path / f"{PREFIX}killed") in planned

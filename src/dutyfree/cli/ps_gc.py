@@ -70,7 +70,11 @@ def gc(
     dry_run: bool = False,
     json: bool = False,
 ) -> int:
-    """Remove what killed processes left: control groups, directories, containers, unfinished images.
+    """Remove what killed processes left behind, here and in the services that they used.
+
+    On this machine: control groups, directories, Docker containers and images, disks of virtual machines,
+    unfinished images and layers, and layers that nothing uses. Elsewhere: cloud instances, and the pods and
+    Leases in the Kubernetes cluster of the current context.
 
     With the variable E2B_API_KEY or DAYTONA_API_KEY, also their sandboxes at E2B or Daytona.
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import anyio
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect, unix_connect
-from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.exceptions import InvalidMessage, InvalidStatus, WebSocketException
 from websockets.protocol import State
 
 from dutyfree.contract.errors import (
@@ -166,21 +166,39 @@ class Connection:
             context = await anyio.to_thread.run_sync(self._tls) if address.tls else None
             return await connect(f"{scheme}://{address.netloc}{frames.PATH}", ssl=context, **options)
         except InvalidStatus as error:
-            status = error.response.status_code
-            remedy = "give a token: token=…, or the variable DUTYFREE_TOKEN" if status in (401, 403) else ""
-            raise Unavailable(
-                f"{address.url} refused the connection: status {status}", remedy=remedy
-            ) from error
+            raise self._refused(error.response.status_code) from error
         except ssl.SSLCertVerificationError as error:
             raise Unavailable(
                 f"the certificate of {address.url} is not trusted: {error.verify_message}",
                 remedy="give the file of its authority: certificates=…",
             ) from error
+        except InvalidMessage as error:
+            remedy = "check its port"
+            if address.path is None and not address.tls:
+                remedy = f"if the server has a certificate, use https://{address.netloc}; else check the port"
+            raise Unavailable(
+                f"the program at {address.url} does not answer in HTTP", remedy=remedy
+            ) from error
         except (OSError, WebSocketException, TimeoutError) as error:
+            if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+                raise Unavailable(
+                    f"the program at {address.url} does not answer in TLS",
+                    remedy=f"if the server has no certificate, use http://{address.netloc}",
+                ) from error
             raise Unavailable(
                 f"no server answers at {address.url}: {error or 'it took too long'}",
                 remedy="start one with: dutyfree serve",
             ) from error
+
+    def _refused(self, status: int) -> Unavailable:
+        what = f"{self._address.url} refused the connection: status {status}"
+        if status == 401 and self._headers:
+            return Unavailable(
+                f"{what}: it does not know the token that was given, or the token was revoked",
+                remedy="check token= or DUTYFREE_TOKEN; to create one there: dutyfree token create TENANT",
+            )
+        remedy = "give a token: token=…, or the variable DUTYFREE_TOKEN" if status in (401, 403) else ""
+        return Unavailable(what, remedy=remedy)
 
     def _tls(self) -> ssl.SSLContext:
         return ssl.create_default_context(

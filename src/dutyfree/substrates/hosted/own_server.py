@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
+import os
 import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
 from dutyfree.contract.errors import Unavailable
+from dutyfree.engine.store.locks import try_lock
 
 START_SECONDS = 60.0
 """How long the server may take until it listens."""
+PREFIX = "dutyfree-server-"
+"""Begins the name of the directory of such a server. The server removes it when it ends."""
 
 
 class OwnServer:
@@ -27,8 +35,8 @@ class OwnServer:
 
     async def start(self) -> str:
         """Start it, and return its address. Raises Unavailable."""
-        self._state = await anyio.to_thread.run_sync(tempfile.mkdtemp, "", "dutyfree-server-")
-        options = ("--state", self._state, "--until-eof", "--log-level", "warning")
+        self._state = await anyio.to_thread.run_sync(tempfile.mkdtemp, "", PREFIX)
+        options = ("--state", self._state, "--remove-state", "--until-eof", "--log-level", "warning")
         command = ("serve", "--listen", "127.0.0.1:0", *options)
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -64,3 +72,15 @@ class OwnServer:
             self._process.stdin.close()
             await self._process.wait()
             await anyio.to_thread.run_sync(partial(shutil.rmtree, self._state, ignore_errors=True))
+
+
+def leftovers() -> Iterator[Path]:
+    """The directories of servers that were killed: they have a lock, and no process holds it."""
+    for path in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")):
+        with contextlib.suppress(OSError):  # it has no lock yet, or belongs to another user
+            descriptor = os.open(path / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if path.stat().st_uid == os.geteuid() and try_lock(descriptor, fcntl.LOCK_EX):
+                    yield path
+            finally:
+                os.close(descriptor)

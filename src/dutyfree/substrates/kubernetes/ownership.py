@@ -173,15 +173,15 @@ async def listed(api: Api, selector: str) -> list[Object]:
     return list(found["items"])
 
 
-async def remove_leftovers(api: Api, *, dry_run: bool = False) -> list[str]:
-    """Remove the pods and the Leases of dead owners. Returns the names of the pods.
+async def remove_leftovers(api: Api, *, dry_run: bool = False) -> list[tuple[str, str]]:
+    """Remove the pods and the Leases of dead owners. Returns the kind and the name of each.
 
     Raises ApiError, ApiLost.
     """
     # The pods first: a Lease is made before its pods.
     found = await listed(api, f"{OURS}=1")
-    leases = await api.request("GET", api.path("leases", group=GROUP), query={"labelSelector": f"{OURS}=1"})
-    known = {each["metadata"]["labels"].get(OWNER): each for each in leases["items"]}
+    listing = await api.request("GET", api.path("leases", group=GROUP), query={"labelSelector": f"{OURS}=1"})
+    known = {each["metadata"]["labels"].get(OWNER): each for each in listing["items"]}
     dead = [owner for owner, each in known.items() if await anyio.to_thread.run_sync(_is_dead, each)]
     pods = [
         pod
@@ -190,15 +190,16 @@ async def remove_leftovers(api: Api, *, dry_run: bool = False) -> list[str]:
         if (owner := pod["metadata"]["labels"].get(OWNER)) in dead or owner not in known
         if not pod["metadata"].get("deletionTimestamp")
     ]
+    leases = [known[owner]["metadata"]["name"] for owner in dead]
     if not dry_run:
         for pod in [*pods]:
             if await withdraw(api, pod):
                 await delete(api, "pods", pod["metadata"]["name"], grace=GRACE)
             else:
                 pods.remove(pod)
-        for owner in dead:
-            await delete(api, "leases", known[owner]["metadata"]["name"], group=GROUP)
-    return [pod["metadata"]["name"] for pod in pods]
+        # Another process may have been faster.
+        leases = [name for name in leases if await delete(api, "leases", name, group=GROUP)]
+    return [*(("pod", pod["metadata"]["name"]) for pod in pods), *(("Lease", name) for name in leases)]
 
 
 def _is_dead(found: Object) -> bool:
