@@ -280,6 +280,21 @@ async def test_limits_that_a_pod_cannot_have(pods: KubernetesSubstrate, limits: 
         await enter(pods.sandbox(limits=limits))
 
 
+async def test_a_network_that_must_be_off_names_the_option_of_the_command_line(
+    pods: KubernetesSubstrate,
+) -> None:
+    with pytest.raises(CreateError, match="--option isolated_network=true"):
+        await enter(pods.sandbox(limits=Limits(network="off")))
+
+
+async def test_a_context_that_the_kubeconfig_does_not_have(tmp_path: Any) -> None:
+    contexts = [{"name": name, "context": {"cluster": "c", "user": "u"}} for name in ("one", "two")]
+    path = tmp_path / "config"
+    path.write_text(json.dumps({"clusters": [], "users": [], "contexts": contexts, "current-context": "one"}))
+    with pytest.raises(Unavailable, match=r"has no context 'nope'.*check the option context=.*one, two"):
+        await enter(dutyfree.open("kubernetes", kubeconfig=str(path), context="nope"))
+
+
 async def test_nobody_listens(tmp_path: Any) -> None:
     config = tmp_path / "config"
     config.write_text(
@@ -661,6 +676,8 @@ async def test_a_killed_owner_leaves_nothing(cluster: Api, options: dict[str, An
             return status.has_ended(await cluster.request("GET", cluster.path("pods", name)))
 
         await until(has_ended)
+    planned = await remove_leftovers(cluster, dry_run=True)
+    assert ("Lease", lease) in planned
     await remove_leftovers(cluster)  # as each opening does
     await until_not(living)
     with pytest.raises(ApiError, match="not found"):

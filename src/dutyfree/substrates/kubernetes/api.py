@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import socket
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -341,9 +342,16 @@ def _cluster(config: KubernetesConfig) -> _Cluster:
         )
         found = loader.current_context["context"].get("namespace") or ""
     except Exception as error:  # of the file, its logins or their programs
+        known = _contexts(source) if config.context else []
+        if known and config.context not in known:
+            raise Unavailable(
+                f"the kubeconfig {source} has no context {config.context!r}",
+                remedy=f"check the option context=; the file has: {', '.join(known)}",
+            ) from error
+        named = f" --context {shlex.quote(config.context)}" if config.context else ""
         raise Unavailable(
             f"the kubeconfig {source} cannot be used: {str(error) or type(error).__name__}",
-            remedy=f"check that `KUBECONFIG={source} kubectl version` works",
+            remedy=f"check that `KUBECONFIG={source} kubectl{named} version` works",
         ) from error
 
     def fresh_keys() -> Mapping[str, str]:
@@ -353,6 +361,20 @@ def _cluster(config: KubernetesConfig) -> _Cluster:
         return dict(renewed.api_key)
 
     return _Cluster(lambda: client.ApiClient(configuration), found, source, fresh_keys)
+
+
+def _contexts(source: str) -> list[str]:
+    """The names of the contexts in these files; none if they cannot be read. Blocks."""
+    import yaml  # the Kubernetes client needs it too
+
+    found = []
+    for path in source.split(os.pathsep):
+        try:
+            table = yaml.safe_load(Path(path).read_text())
+            found += [str(each["name"]) for each in table["contexts"]]
+        except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
+            continue
+    return found
 
 
 def _kubeconfig(config: KubernetesConfig) -> str:

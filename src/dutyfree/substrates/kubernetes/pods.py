@@ -313,7 +313,8 @@ def check_limits(limits: Limits, *, node_pids: int, isolated_network: bool) -> N
     if limits.network == "off" and not isolated_network:
         raise CreateError(
             "whether this cluster can close the network of a pod is not known",
-            remedy="if its network plugin enforces NetworkPolicy, open it with isolated_network=True",
+            remedy="if its network plugin enforces NetworkPolicy, open it with isolated_network=True, "
+            "or on the command line: --option isolated_network=true",
         )
 
 
