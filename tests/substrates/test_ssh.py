@@ -30,6 +30,7 @@ from dutyfree.contract.errors import (
 from dutyfree.engine.sandbox.init_sandbox import InitSandbox
 from dutyfree.substrates.ssh import Ssh, SshConfig
 from dutyfree.substrates.ssh.connection import Connections, for_shell, quoted
+from dutyfree.substrates.ssh.errors import unavailable
 from dutyfree.substrates.ssh.guest import PREAMBLE, Preamble
 from tests.awaiting import appeared, enter, together, until
 from tests.processes import eventually, speaking_python
@@ -319,6 +320,31 @@ async def test_an_unknown_host_key(server: SshServer) -> None:
     unknown = {**server.options, "options": ["UserKnownHostsFile=/dev/null", "StrictHostKeyChecking=yes"]}
     with pytest.raises(Unavailable, match=r"the host key is not known.*known_hosts"):
         await enter(dutyfree.open("ssh", **unknown))
+
+
+async def test_the_remedy_is_a_command_that_reaches_the_same_machine(server: SshServer) -> None:
+    strict = ["UserKnownHostsFile=/dev/null", "StrictHostKeyChecking=yes"]
+    with pytest.raises(Unavailable) as refused:
+        await enter(dutyfree.open("ssh", **{**server.options, "options": strict, "identity": "/a key"}))
+    assert "-o StrictHostKeyChecking=yes -F" in refused.value.remedy
+    assert "-i '/a key'" in refused.value.remedy
+
+
+def test_the_port_is_part_of_the_remedy() -> None:
+    config = SshConfig(host="me@there", port=2222)
+    assert "`ssh -p 2222 me@there true`" in unavailable(config, "Host key verification failed.").remedy
+    said = "REMOTE HOST IDENTIFICATION HAS CHANGED"
+    assert unavailable(config, said).remedy.endswith("ssh-keygen -R '[there]:2222'")
+
+
+async def test_an_identity_that_does_not_exist(with_another_key: dict[str, Any]) -> None:
+    with pytest.raises(Unavailable, match=r"the file /nonexistent/key does not exist.*identity="):
+        await enter(dutyfree.open("ssh", **{**with_another_key, "identity": "/nonexistent/key"}))
+
+
+async def test_an_option_that_ssh_does_not_know(server: SshServer) -> None:
+    with pytest.raises(Unavailable, match=r"Bad configuration option: nonsense.*check options="):
+        await enter(dutyfree.open("ssh", **{**server.options, "options": ["Nonsense=1"]}))
 
 
 async def test_nobody_listens() -> None:

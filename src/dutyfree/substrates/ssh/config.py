@@ -36,3 +36,18 @@ class SshConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A connection that is silent is probed at this interval, and is lost after three probes; 0 for never."""
     end_seconds: Annotated[float, msgspec.Meta(gt=0)] = 60.0
     """How long the machine may take to remove a sandbox."""
+
+    @property
+    def flags(self) -> list[str]:
+        """The arguments of ``ssh`` that say how to reach the host."""
+        words = []
+        for setting in self.options:
+            words += ["-o", setting]
+        for flag, value in (
+            ("-F", self.config),
+            ("-i", self.identity),
+            ("-J", self.jump),
+            ("-p", str(self.port) if self.port else ""),
+        ):
+            words += [flag, value] if value else []
+        return words

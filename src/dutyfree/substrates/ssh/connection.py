@@ -20,6 +20,7 @@ from time import monotonic
 from typing import NamedTuple
 
 import anyio
+import anyio.to_thread
 
 from dutyfree.contract.errors import Unavailable
 from dutyfree.substrates.ssh.config import SshConfig
@@ -201,14 +202,17 @@ class Connections:
                 machine = await _greeting(session)
         except TimeoutError:
             await session.end()
-            raise unavailable(self._config.host, "the connection timed out") from None
+            raise await self._unavailable("the connection timed out") from None
         except BaseException:
             await session.end()
             raise
         if machine is None:
             await session.end()
-            raise unavailable(self._config.host, session.said)
+            raise await self._unavailable(session.said)
         return Connection(session, path, machine)
+
+    async def _unavailable(self, said: str) -> Unavailable:
+        return await anyio.to_thread.run_sync(unavailable, self._config, said)
 
     async def session(self, connection: Connection, command: str) -> tuple[Session, socket.socket]:
         """Run a remote command whose stdin and stdout are the socket. The caller closes the socket."""
@@ -276,16 +280,9 @@ class Connections:
             "LogLevel=ERROR",
         )
         words = [PROGRAM]
-        for setting in (*settings, *config.options):
+        for setting in settings:
             words += ["-o", setting]
-        for flag, value in (
-            ("-F", config.config),
-            ("-i", config.identity),
-            ("-J", config.jump),
-            ("-p", str(config.port) if config.port else ""),
-        ):
-            words += [flag, value] if value else []
-        return [*words, "--", config.host, command]
+        return [*words, *config.flags, "--", config.host, command]
 
     async def close(self) -> None:
         """Close all connections."""

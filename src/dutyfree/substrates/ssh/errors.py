@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from dutyfree.contract.errors import Unavailable
+import shlex
+from pathlib import Path
 
+from dutyfree.contract.errors import Unavailable
+from dutyfree.substrates.ssh.config import SshConfig
+
+_FAILED = "the authentication failed"
 _CAUSES = (
+    (
+        ("Bad configuration option", "command-line: line", "missing argument", "unsupported option"),
+        "ssh does not take an option",
+        "check options=: each is NAME=VALUE of ssh_config; this must work: `{batch} true`",
+    ),
     (
         ("REMOTE HOST IDENTIFICATION HAS CHANGED",),
         "the host key has changed",
-        "if the machine was set up again, remove the old key: ssh-keygen -R {host}",
+        "if the machine was set up again, remove the old key: ssh-keygen -R {known}",
     ),
     (
         ("Host key verification failed", "No matching host key", "host key is known for"),
         "the host key is not known",
-        "run `ssh {host} true` once and compare the key, or add it to ~/.ssh/known_hosts",
+        "run `{ssh} true` once and compare the key, or add it to ~/.ssh/known_hosts",
     ),
     (
         ("Permission denied", "Too many authentication failures", "No supported authentication"),
-        "the authentication failed",
-        "`ssh -o BatchMode=yes {host} true` must work: load the key with ssh-add, or name it: identity=",
+        _FAILED,
+        "`{batch} true` must work: load the key with ssh-add, or name it: identity=",
     ),
     (
         ("Could not resolve hostname",),
@@ -33,14 +43,26 @@ _CAUSES = (
 )
 
 
-def unavailable(host: str, said: str) -> Unavailable:
-    """The error if a connection could not be opened; ``said`` is the stderr of ``ssh``."""
+def unavailable(config: SshConfig, said: str) -> Unavailable:
+    """The error if a connection could not be opened; ``said`` is the stderr of ``ssh``. Blocks."""
+    host = config.host
+    name = host.rpartition("@")[2]
+    words = {
+        "ssh": shlex.join(["ssh", *config.flags, host]),
+        "batch": shlex.join(["ssh", "-o", "BatchMode=yes", *config.flags, host]),
+        "known": shlex.quote(f"[{name}]:{config.port}" if config.port not in (0, 22) else name),
+    }
     for texts, cause, remedy in _CAUSES:
         if any(text in said for text in texts):
-            return Unavailable(f"ssh {host}: {cause}: {last_line(said)}", remedy=remedy.format(host=host))
+            if cause == _FAILED and config.identity and not Path(config.identity).expanduser().is_file():
+                return Unavailable(
+                    f"ssh {host}: {cause}: the file {config.identity} does not exist",
+                    remedy="check the option identity=: it names the file of a private key",
+                )
+            return Unavailable(f"ssh {host}: {cause}: {last_line(said)}", remedy=remedy.format(**words))
     return Unavailable(
         f"ssh {host}: {last_line(said) or 'the connection failed'}",
-        remedy=f"`ssh -o BatchMode=yes {host} true` must work",
+        remedy=f"`{words['batch']} true` must work",
     )
 
 

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import anyio
 
@@ -119,6 +120,18 @@ rm -f "$out" "$err"
 """
 
 
+class Request(NamedTuple):
+    """A command, and what it is given."""
+
+    words: tuple[str, ...]
+    cwd: str
+    variables: Mapping[str, str]
+    stdin: bytes | None
+    timeout: float | None
+    keep: int
+    """Bytes kept of each stream."""
+
+
 class ExecSandbox(FilesByCommands):
     """A directory of the machine; every action is a session."""
 
@@ -175,7 +188,7 @@ class ExecSandbox(FilesByCommands):
             return error.observation
         words = ("/bin/sh", "-c", command) if isinstance(command, str) else tuple(command)
         variables = {**self.variables, **(env or {})}
-        seen = await self._run(words, cwd or ".", variables, stdin, timeout, self._limits.output)
+        seen = await self._run(Request(words, cwd or ".", variables, stdin, timeout, self._limits.output))
         if seen is not None:
             return seen
         try:
@@ -193,28 +206,21 @@ class ExecSandbox(FilesByCommands):
             raise DispatchError(f"all commands run as one user here, not as {user!r}")
 
     async def run_tool(self, argv: tuple[str, ...], stdin: bytes | None = None) -> Observation:
-        seen = await self._run(argv, "/", {}, stdin, None, TOOL_OUTPUT)
+        seen = await self._run(Request(argv, "/", {}, stdin, None, TOOL_OUTPUT))
         assert seen is not None  # / can be entered
         return seen
 
-    async def _run(
-        self,
-        words: tuple[str, ...],
-        cwd: str,
-        variables: Mapping[str, str],
-        stdin: bytes | None,
-        timeout: float | None,
-        keep: int,
-    ) -> Observation | None:
+    async def _run(self, request: Request) -> Observation | None:
         """None if the directory cannot be entered."""
         self._require_open()
         mark = secrets.token_hex(8)
-        given = {**self._environment, **variables, OWNER: f"{self.id}.", MARK: mark}
+        given = {**self._environment, **request.variables, OWNER: f"{self.id}.", MARK: mark}
         command = quoted(
             (
                 *("/bin/sh", "-c", _RUN, "sh", mark, self._root),
-                *(posixpath.join(self.workdir, cwd), str(min(keep, sys.maxsize >> 1))),
-                *("env", "-i", *(f"{name}={value}" for name, value in given.items()), *_not_assigned(words)),
+                *(posixpath.join(self.workdir, request.cwd), str(min(request.keep, sys.maxsize >> 1))),
+                *("env", "-i", *(f"{name}={value}" for name, value in given.items())),
+                *_not_assigned(request.words),
             )
         )
         self._running += 1
@@ -223,7 +229,8 @@ class ExecSandbox(FilesByCommands):
                 sent = for_shell(command, connection.machine.shell)
                 if len(sent.encode(errors="surrogateescape")) > TEXT_MAX:
                     return not_started("the command is too long for ssh", NOT_RUNNABLE)
-                return await self._Execution(self, connection, mark, keep).run(command, stdin, timeout)
+                execution = self._Execution(self, connection, mark, request.keep)
+                return await execution.run(command, request.stdin, request.timeout)
         except Unavailable as error:
             raise DispatchError(error.message, remedy=error.remedy) from error
         finally:
