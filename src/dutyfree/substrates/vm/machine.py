@@ -177,7 +177,8 @@ async def greeted(qemu: Qemu, question: bytes, seconds: float) -> None:
                 received += data
     except TimeoutError as error:
         raise CreateError(
-            f"the virtual machine did not boot within {seconds:g} s: {qemu.said}",
+            f"the virtual machine did not boot within {seconds:g} s: "
+            f"{qemu.said or 'neither QEMU nor the kernel has said anything yet'}",
             remedy="allow more with the option boot_seconds=",
         ) from error
     except OSError as error:
