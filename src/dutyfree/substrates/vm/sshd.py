@@ -34,7 +34,7 @@ from dutyfree.engine.store import overlay
 from dutyfree.engine.store.locks import locked
 from dutyfree.substrates.ssh.config import SshConfig
 from dutyfree.substrates.ssh.connection import Connections
-from dutyfree.substrates.ssh.execution import ExecSandbox
+from dutyfree.substrates.ssh.execution import ExecSandbox, Request
 from dutyfree.substrates.vm import disks
 from dutyfree.substrates.vm.kernel import folder
 from dutyfree.substrates.vm.qemu import Qemu
@@ -94,22 +94,15 @@ class SshdSandbox(ExecSandbox):
             return msgspec.structs.replace(seen, oom=True)
         return seen
 
-    async def _run(
-        self,
-        words: tuple[str, ...],
-        cwd: str,
-        variables: Mapping[str, str],
-        stdin: bytes | None,
-        timeout: float | None,
-        keep: int,
-    ) -> Observation | None:
+    async def _run(self, request: Request) -> Observation | None:
         if self._gone is not None:
             raise self._gone
         late = None
-        if timeout is not None:
-            late = asyncio.get_running_loop().call_later(timeout + LATE_SECONDS, self._end, "no answer")
+        if request.timeout is not None:
+            loop = asyncio.get_running_loop()
+            late = loop.call_later(request.timeout + LATE_SECONDS, self._end, "no answer")
         try:
-            return await super()._run(words, cwd, variables, stdin, timeout, keep)
+            return await super()._run(request)
         except SandboxClosed:
             raise
         except SubstrateError as error:
