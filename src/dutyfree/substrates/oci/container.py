@@ -110,6 +110,8 @@ class Container:
             await self._guest.wait_ready(self._config.start_seconds)
         else:
             await self._restored(self._guest)
+        if limits.memory is not None and not self.runtime.is_gvisor:
+            await anyio.to_thread.run_sync(self.group.watch)
         self.spans = await anyio.to_thread.run_sync(self._measured, clock)
 
     async def _restored(self, guest: Guest) -> None:
@@ -206,8 +208,7 @@ class Container:
         self._frozen = False
 
     async def explain(self) -> Exception:
-        """Why the stream of init ended. Only what a limit did is certainly the agent's doing."""
-        kills = await anyio.to_thread.run_sync(self.group.oom_kills)
+        """Why the stream of init ended: by a limit, by the agent, or by somebody outside."""
         refused = await anyio.to_thread.run_sync(self.group.refused_processes)
         code: int | None = None
         if self._process is not None:
@@ -215,12 +216,16 @@ class Container:
                 code = await self._process.wait()
         said = await anyio.to_thread.run_sync(self._said)
         name = f"the container {self.name}"
-        if kills:
+        if await anyio.to_thread.run_sync(self.group.ran_out_of_memory):
             return SandboxGone(f"{name} was killed by its memory limit")
         if refused and self.runtime.is_gvisor:  # its kernel cannot go on without a thread
             return SandboxGone(f"{name} ended because of its limit of processes")
         if code is None:
             return ExecError(f"the stream to {name} ended, though {self.runtime.kind} still runs")
+        if code == KILLED and self.runtime.is_gvisor:
+            # Its commands can kill PID 1. If somebody outside kills it, this looks the same, and is rarer: an
+            # agent must not get a second attempt whenever it wants one.
+            return SandboxGone(f"{name} ended: its PID 1 was killed")
         if code in (KILLED, -signal.SIGKILL, -signal.SIGTERM):
             return SandboxClosed(f"{name} was killed from outside")
         return ExecError(f"{name} ended with code {code}: {said}")

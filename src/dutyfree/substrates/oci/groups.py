@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import select
+import threading
+import time
+from pathlib import Path
 from typing import NamedTuple
 
 from dutyfree.contract import Limits
@@ -19,6 +24,10 @@ PERIOD = 100_000
 UNIFIED = ROOT / "unified"
 CONTROLLERS = ("memory", "cpu", "pids", "freezer")
 """Hierarchies of version 1 in which this module makes a group for gVisor."""
+
+
+NOTICE_SECONDS = 2.0
+"""How long the kernel may take to notify that a group is gone."""
 
 
 class Hosted(NamedTuple):
@@ -69,6 +78,9 @@ class Group:
     def __init__(self, name: str, host: Hosted) -> None:
         self.name = name
         self._host = host
+        self._notices = -1
+        self._noticing = threading.Lock()
+        self._kills_of_all = 0
 
     def make(self, limits: Limits) -> str:
         """Make the group with its limits. Returns the files that put a process into it. Raises OSError."""
@@ -110,14 +122,46 @@ class Group:
             (path / "pids.max").write_text(str(limits.pids))
         return str(path / "cgroup.procs")
 
+    def watch(self) -> None:
+        """Let ``ran_out_of_memory`` work when the group is gone: a runtime removes it when PID 1 dies."""
+        with contextlib.suppress(OSError):
+            if self._host.version == 2:
+                self._kills_of_all = _kills(Path(self.name).parent) or 0
+                return
+            group = ROOT / "memory" / self.name
+            self._notices = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            control = os.open(group / "memory.oom_control", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                (group / "cgroup.event_control").write_text(f"{self._notices} {control}")
+            finally:
+                os.close(control)
+
     def oom_kills(self) -> int | None:
         """How often the memory limit has killed a process; None if the group is gone."""
-        for path in (ROOT / "memory" / self.name / "memory.oom_control", ROOT / self.name / "memory.events"):
-            with contextlib.suppress(OSError, ValueError):
-                for line in path.read_text().splitlines():
-                    if line.startswith("oom_kill "):
-                        return int(line.split()[1])
-        return None
+        return _kills(Path(self.name))
+
+    def ran_out_of_memory(self) -> bool:
+        """Whether the memory limit has killed a process, also if the group is gone since then."""
+        kills = self.oom_kills()
+        if kills is not None:
+            return kills > 0
+        if self._host.version == 2:
+            # The group above counts what was killed in groups that are gone. Another container of the same
+            # opening may have been the one, but it is rare that this one was killed from outside as well.
+            return (_kills(Path(self.name).parent) or 0) > self._kills_of_all
+        return self._noticed()
+
+    def _noticed(self) -> bool:
+        """The kernel notifies each time that the limit is reached, and once more when the group is gone."""
+        seen, until = 0, time.monotonic() + NOTICE_SECONDS
+        with self._noticing:
+            if self._notices < 0:
+                return False
+            notices = select.poll()
+            notices.register(self._notices, select.POLLIN)
+            while seen < 2 and notices.poll(max(0, until - time.monotonic()) * 1000):
+                seen += os.eventfd_read(self._notices)
+        return seen > 1
 
     def refused_processes(self) -> int | None:
         """How often the limit of processes has refused one; None if the group is gone."""
@@ -129,3 +173,16 @@ class Group:
     def remove(self, seconds: float) -> None:
         """Kill all processes in the group, and remove it. Raises OSError."""
         remove_groups(self.name, seconds)
+        with self._noticing:
+            if self._notices >= 0:
+                os.close(self._notices)
+                self._notices = -1
+
+
+def _kills(group: Path) -> int | None:
+    for path in (ROOT / "memory" / group / "memory.oom_control", ROOT / group / "memory.events"):
+        with contextlib.suppress(OSError, ValueError):
+            for line in path.read_text().splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+    return None
