@@ -209,6 +209,21 @@ async def test_timeout_without_sight_of_the_processes(
         assert (await sandbox.exec("ps -eo args | grep '[s]leep 630'")).stdout == b""
 
 
+@pytest.mark.parametrize("user", [0, 1000])
+async def test_no_process_poses_as_the_keeper(
+    docker: DockerSubstrate, monkeypatch: pytest.MonkeyPatch, user: int
+) -> None:
+    """It has an empty environment, and the command line of the container's own process, which lives on."""
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    async with docker.sandbox() as sandbox:
+        command = f"(env -i setsid {' '.join(KEEPER)} &) ; echo part; sleep 640"
+        for _ in range(2):
+            seen = await overrun(sandbox, command, b"part")
+            assert (seen.timed_out, seen.stdout) == (True, b"part\n")
+            seen = await sandbox.exec("ps -eo args | grep '^[s]leep'")
+            assert seen.stdout.decode().splitlines() == [" ".join(KEEPER)]
+
+
 async def test_program_that_prints_like_the_engine(docker: DockerSubstrate) -> None:
     """Only what never ran is told as such; a program may print and exit as it likes."""
     async with docker.sandbox() as sandbox:

@@ -313,7 +313,7 @@ async def test_a_container_that_is_killed_is_no_failed_command(oci: Oci) -> None
         except DutyfreeError as error:
             failures.append(error)
 
-    async with oci.sandbox() as sandbox:
+    async with oci.sandbox(limits=Limits(memory="1G")) as sandbox:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run, sandbox)
             await appeared(sandbox, "begun")
@@ -322,6 +322,33 @@ async def test_a_container_that_is_killed_is_no_failed_command(oci: Oci) -> None
         assert "killed from outside" in str(failures[0])
         with pytest.raises(SandboxClosed):
             await sandbox.exec("true")
+
+
+async def repeat(sandbox: dutyfree.Sandbox, command: str) -> None:
+    for _ in range(30):
+        await sandbox.exec(command)
+
+
+@pytest.mark.parametrize("runtime", ["crun", "runc"])
+async def test_memory_that_is_exhausted_is_no_kill_from_outside(runtime: str) -> None:
+    """Files fill the memory, so at last the kernel kills init, and the runtime removes the group at once."""
+    need(runtime)
+    async with (
+        dutyfree.open("oci", runtime=runtime) as oci,
+        oci.sandbox(limits=Limits(memory="64M")) as sandbox,
+    ):
+        with pytest.raises(SandboxGone, match="memory limit"):
+            await repeat(sandbox, "[ -e /tmp/file ] || head -c 1000000000 /dev/zero > /tmp/file")
+        with pytest.raises(SandboxGone):
+            await sandbox.exec("true")
+
+
+@pytest.mark.parametrize("actions", ["init", "exec"])
+async def test_who_kills_init_in_gvisor_ends_the_sandbox(actions: str) -> None:
+    need("runsc")
+    async with dutyfree.open("oci", runtime="runsc", actions=actions) as oci, oci.sandbox() as sandbox:
+        with pytest.raises(SandboxGone, match="PID 1"):
+            await repeat(sandbox, "kill -9 1; sleep 1")
 
 
 async def test_a_runtime_that_is_killed_is_no_failed_command() -> None:
@@ -352,6 +379,34 @@ async def test_a_timeout_ends_no_command_that_began_later(oci: Oci) -> None:
         seen, later = await overrun_beside(sandbox)
     assert seen.timed_out
     assert later.stdout == b"lives\n"
+
+
+POSE = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        for fd in range(3):
+            os.close(fd)
+        beat = "while True:\\n open('/tmp/beat', 'w').write(str(time.time()))\\n time.sleep(0.05)"
+        os.execve(sys.executable, [sys.executable, "-c", "import time\\n" + beat, *sys.argv[1:]], {})
+    os._exit(0)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("runtime", ["crun", "runc", "runsc"])
+async def test_no_process_outlives_its_command_as_another(runtime: str) -> None:
+    """It has an empty environment, and the command line of init."""
+    need(runtime)
+    async with dutyfree.open("oci", runtime=runtime, actions="exec") as oci, oci.sandbox() as sandbox:
+        for words in (("/.dutyfree-init", "guest"), ("/.dutyfree-init", "guest", "3"), ("dutyfree-killer",)):
+            seen = await sandbox.exec(["python3", "-c", POSE, *words], timeout=1)
+            assert seen.timed_out
+            before = await sandbox.read("/tmp/beat")
+            await sandbox.exec("sleep 0.5")
+            assert await sandbox.read("/tmp/beat") == before
+        assert (await sandbox.exec("true")).ok
 
 
 async def test_a_file_without_an_end_is_not_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from dutyfree.substrates.local import reaper
-from dutyfree.substrates.local.container_processes import is_in_group
+from dutyfree.substrates.local.container_processes import Unmarked, is_in_group, strays
 from dutyfree.substrates.local.reaper import BEGINNING, Moment, ProcessScanner, kill_marked
 
 
@@ -251,6 +251,21 @@ def test_no_marker_is_no_process_s() -> None:
 )
 def test_groups_of_a_container_are_whole_names(groups: str, is_in: bool) -> None:
     assert is_in_group(groups, "dutyfree-oci-a/oci-a-1") is is_in
+
+
+def test_strays_are_all_but_the_session_of_pid_1() -> None:
+    own, keeper = Unmarked((100, 1), 100), Unmarked((107, 7), 100)
+    stray, posing = Unmarked((120, 20), 118), Unmarked((130, 30, 1), 130)
+    below = Unmarked((131, 31, 2), 130)
+    assert strays([posing, below, stray, keeper, own]) == {120, 130, 131}
+    assert strays([own, keeper]) == set()
+    in_an_engine_of_its_own = [one._replace(pids=(9000 + one.pids[0], *one.pids)) for one in (own, stray)]
+    assert strays([one._replace(session=one.session + 9000) for one in in_an_engine_of_its_own]) == {9120}
+
+
+def test_strays_of_an_unknown_container() -> None:
+    """Without its PID 1 nothing distinguishes them from the container's own."""
+    assert strays([Unmarked((120, 20), 118)]) == set()
 
 
 def test_groups_that_systemd_names() -> None:

@@ -32,8 +32,8 @@ from dutyfree.contract.errors import (
 from dutyfree.contract.output import Collector
 from dutyfree.substrates.docker import ending
 from dutyfree.substrates.docker.engine import CHUNK, Connection, Engine, EngineError, EngineLost
-from dutyfree.substrates.local.container_processes import Strays, kill_tree
-from dutyfree.substrates.local.kill_script import KILL_SCRIPT, MARK
+from dutyfree.substrates.local.container_processes import kill_tree
+from dutyfree.substrates.local.kill_script import KILL_SCRIPT, KILLER, MARK
 
 KEEPER = ("sleep", "2147483647")
 """The container's own command: it does nothing, and keeps the container running."""
@@ -278,14 +278,14 @@ class Execution:
         with contextlib.suppress(EngineError, EngineLost):
             facts = await self._engine.request("GET", f"/exec/{self._exec}/json")
             pid = facts["Pid"] if facts["Running"] else 0
-        strays = Strays(self._container, KEEPER) if self._kills_strays else None
+        strays = self._container if self._kills_strays else ""
         kill = partial(kill_tree, self._variable, pid, self._container, strays=strays)
         return await anyio.to_thread.run_sync(kill)
 
     async def _kill_inside(self) -> None:
-        strays = KEEPER[-1] if self._kills_strays else ""
+        strays = "-" if self._kills_strays else ""
         argv = ("/bin/sh", "-c", KILL_SCRIPT, "kill", self._variable, strays)
-        body = {"Cmd": argv, "User": "0"}
+        body = {"Cmd": argv, "User": "0", "Env": [f"{MARK}={KILLER}"]}
         with contextlib.suppress(EngineError, EngineLost), anyio.CancelScope(shield=True):
             made = await self._engine.request("POST", f"/containers/{self._container}/exec", json=body)
             self._killers.append(made["Id"])

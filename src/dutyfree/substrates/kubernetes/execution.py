@@ -27,7 +27,7 @@ from dutyfree.contract.errors import DispatchError, DutyfreeError, ExecError
 from dutyfree.contract.output import Collector
 from dutyfree.substrates.kubernetes.api import Api, ApiError, ApiLost
 from dutyfree.substrates.kubernetes.guest import explain
-from dutyfree.substrates.kubernetes.pods import IDLE_SECONDS, Pods
+from dutyfree.substrates.kubernetes.pods import Pods
 from dutyfree.substrates.kubernetes.status import CONTAINER
 from dutyfree.substrates.kubernetes.stream import CHUNK, STATUS, STDERR, STDOUT, exit_code, parsed_status
 from dutyfree.substrates.local.kill_script import KILL_SCRIPT, MARK
@@ -226,7 +226,7 @@ class Execution:
         """Kill the command and its descendants, and wait for the rest of the output."""
         with anyio.CancelScope(shield=True), anyio.move_on_after(KILL_SECONDS):
             while not received.done():  # the command may start a moment later
-                strays = rf"{RUNNER}\|{IDLE_SECONDS}" if self._request.with_strays and self._alone() else ""
+                strays = RUNNER if self._request.with_strays and self._alone() else ""
                 command = ("/bin/sh", "-c", KILL_SCRIPT, RUNNER, f"{MARK}={self._processes}", strays)
                 with contextlib.suppress(ApiError, ApiLost):
                     execution = self._api.execution(self._pod, command, container=CONTAINER, stdin=False)

@@ -30,13 +30,12 @@ from dutyfree.contract.errors import ActionError, DispatchError, ExecError, Sand
 from dutyfree.engine.layers.command_defaults import ENVIRONMENT, WORKDIR, CommandDefaults
 from dutyfree.substrates.local import command as local
 from dutyfree.substrates.local.command_files import TOOL_OUTPUT, FilesByCommands
-from dutyfree.substrates.local.container_processes import Strays, kill_tree
+from dutyfree.substrates.local.container_processes import kill_tree
 from dutyfree.substrates.local.id_ranges import COUNT
-from dutyfree.substrates.local.kill_script import KILL_SCRIPT, MARK
+from dutyfree.substrates.local.kill_script import KILL_SCRIPT, KILLER, MARK
 from dutyfree.substrates.local.runtime_environment import runtime_environment
 from dutyfree.substrates.oci import spec
 from dutyfree.substrates.oci.container import Container
-from dutyfree.substrates.oci.spec import PROGRAM
 
 KILL_SECONDS = 15.0
 
@@ -88,8 +87,6 @@ class ExecSandbox(FilesByCommands):
         self._gone: SandboxGone | None = None
         self._kills = 0
         self._said = ""
-        keeper = (PROGRAM, "guest", *(("3",) if container.runtime.copies else ()))
-        self._strays = Strays(container.group.name, keeper)
 
     def __repr__(self) -> str:
         return f"<ExecSandbox {self.id}{' closed' if self._closed else ''}>"
@@ -245,13 +242,13 @@ class ExecSandbox(FilesByCommands):
         """Kill the processes of a command. gVisor's are not processes of this host. Blocks."""
         alone = self._running == 1  # else a process without a mark may belong to another command
         if not self._container.runtime.is_gvisor:
-            kill_tree(mark, strays=self._strays if alone else None)
+            kill_tree(mark, strays=self._container.group.name if alone else "")
             return
         runtime = self._container.runtime
-        script = ("/bin/sh", "-c", KILL_SCRIPT, "kill", mark, *((PROGRAM,) if alone else ()))
+        script = ("/bin/sh", "-c", KILL_SCRIPT, "kill", mark, *(("-",) if alone else ()))
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             subprocess.run(
-                [*runtime.base, "exec", self.id, *script],
+                [*runtime.base, "exec", "--env", f"{MARK}={KILLER}", self.id, *script],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 check=False,
