@@ -381,6 +381,79 @@ async def test_a_timeout_ends_no_command_that_began_later(oci: Oci) -> None:
     assert later.stdout == b"lives\n"
 
 
+KILLING = """
+import os
+if os.fork() == 0:
+    os.setsid()
+    for fd in range(3):
+        os.close(fd)
+    own = str(os.getpid())
+    while True:
+        for pid in os.listdir("/proc"):
+            if pid.isdigit() and pid not in ("1", own):
+                try:
+                    os.kill(int(pid), 9)
+                except OSError:
+                    pass
+"""
+
+
+@pytest.mark.parametrize("runtime", ["crun", "runc"])
+async def test_tools_that_the_agent_broke_are_its_own_fault(runtime: str) -> None:
+    need(runtime)
+    async with dutyfree.open("oci", runtime=runtime, actions="exec") as oci:
+        for broken in ("rm /usr/bin/sh; mkdir /usr/bin/sh", "rm /usr/bin/sh; mkfifo -m 755 /usr/bin/sh"):
+            async with oci.sandbox() as sandbox:
+                await sandbox.exec(broken)
+                await fails(sandbox)
+                assert not (await sandbox.exec("true", user="nobody")).started
+        async with oci.sandbox() as sandbox:  # crun and runc say many things if their child is killed
+            await sandbox.exec(["python3", "-c", KILLING])
+            for _ in range(10):
+                await fails(sandbox)
+                assert not (await sandbox.exec("sleep 1")).ok
+                assert not (await sandbox.exec("sleep 1", user="nobody")).ok
+
+
+@pytest.mark.parametrize("runtime", ["crun", "runc"])
+async def test_a_program_that_cannot_be_executed_did_not_start(runtime: str) -> None:
+    need(runtime)
+    async with dutyfree.open("oci", runtime=runtime, actions="exec") as oci, oci.sandbox() as sandbox:
+        for content, code in ((b"\x7fELF", 126), (b"#!/\n", 126), (b"#!/nowhere\n", 127)):
+            await sandbox.write("program", content, mode=0o755)
+            seen = await sandbox.exec(["/workspace/program"])
+            assert seen.exit_code == code, seen
+        seen = await sandbox.exec("echo 'exec: Text file busy' >&2; exit 1")
+        assert (seen.started, seen.exit_code, seen.stderr) == (True, 1, b"exec: Text file busy\n")
+        if runtime == "crun":
+            await sandbox.exec("rm /usr/bin/sh; touch /usr/bin/sh; chmod 755 /usr/bin/sh")
+            seen = await sandbox.exec("true")
+            assert (seen.started, seen.exit_code) == (False, 126)
+
+
+async def fails(sandbox: dutyfree.Sandbox) -> None:
+    for action in (sandbox.read("/etc/hostname"), sandbox.write("x", b""), sandbox.list("/")):
+        try:
+            await action
+        except ActionError:
+            continue
+        # A killer is not always fast enough.
+
+
+@pytest.mark.parametrize("runtime", ["crun", "runc"])
+async def test_memory_that_is_full_is_no_failure_of_the_runtime(runtime: str) -> None:
+    need(runtime)
+    async with (
+        dutyfree.open("oci", runtime=runtime, actions="exec") as oci,
+        oci.sandbox(limits=Limits(memory="64M")) as sandbox,
+    ):
+        await sandbox.exec("head -c 1000000000 /dev/zero > /tmp/file")
+        with contextlib.suppress(SandboxGone):
+            for _ in range(5):
+                await sandbox.exec("true")
+                await fails(sandbox)
+
+
 POSE = """
 import os, sys, time
 if os.fork() == 0:

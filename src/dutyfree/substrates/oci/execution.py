@@ -26,7 +26,14 @@ from dutyfree.contract.arguments import (
     check_runnable,
     not_started,
 )
-from dutyfree.contract.errors import ActionError, DispatchError, ExecError, SandboxClosed, SandboxGone
+from dutyfree.contract.errors import (
+    ActionError,
+    ActionKind,
+    DispatchError,
+    ExecError,
+    SandboxClosed,
+    SandboxGone,
+)
 from dutyfree.engine.layers.command_defaults import ENVIRONMENT, WORKDIR, CommandDefaults
 from dutyfree.substrates.local import command as local
 from dutyfree.substrates.local.command_files import TOOL_OUTPUT, FilesByCommands
@@ -53,6 +60,9 @@ AT_FAULT = (
     ),
 )
 """The same if the command is at fault: the program, the directory, or their length."""
+
+CUT_OFF = ("sync socket", "failed to sync", "setns process", "init-p", "connection reset", "broken pipe")
+"""The same if a process in the container killed the part of the runtime that had joined it."""
 
 DECODED = """
 for dutyfree_word do
@@ -87,6 +97,7 @@ class ExecSandbox(FilesByCommands):
         self._gone: SandboxGone | None = None
         self._kills = 0
         self._said = ""
+        self._fault: ActionKind = "refused"
 
     def __repr__(self) -> str:
         return f"<ExecSandbox {self.id}{' closed' if self._closed else ''}>"
@@ -112,19 +123,25 @@ class ExecSandbox(FilesByCommands):
             identity = await self._identity(user or self._known.user)
         except Unrunnable as error:
             return error.observation
+        except SandboxGone:
+            raise
+        except ActionError as error:
+            return not_started(str(error), NOT_RUNNABLE)
         argv = ("/bin/sh", "-c", command) if isinstance(command, str) else tuple(command)
         place = posixpath.join(self._known.directory or WORKDIR, cwd or ".")
         seen = await self._run(
             argv, place, {**self._variables, **(env or {})}, stdin, timeout, identity, self._limits.output
         )
         if seen is None:
-            return await self._not_started(argv[0], cwd)
+            oom = self._fault == "no_memory"
+            return msgspec.structs.replace(await self._not_started(argv[0], cwd), oom=oom)
         return msgspec.structs.replace(seen, oom=True) if await self._oom_grew() else seen
 
     async def run_tool(self, argv: tuple[str, ...], stdin: bytes | None = None) -> Observation:
         seen = await self._run(argv, "/", ENVIRONMENT, stdin, None, "", TOOL_OUTPUT)
         if seen is None:
-            raise DispatchError(f"the container {self.id} cannot run {argv[0]}: {self._said.strip()[-200:]}")
+            said = self._said.strip()[-200:] or "a process in it killed the command at its start"
+            raise ActionError(f"the container {self.id} cannot run {argv[0]}: {said}", kind=self._fault)
         return seen
 
     async def pause(self) -> None:
@@ -213,20 +230,33 @@ class ExecSandbox(FilesByCommands):
                 self._gone = reason
             raise reason
         if not seen.timed_out and not await anyio.to_thread.run_sync(pid_file.exists):
-            await anyio.to_thread.run_sync(self._refused, seen, log)
+            self._said, self._fault = await self._refused(seen, log)
+            return None
+        # crun writes the pid before it replaces itself by the program.
+        logs = self._container.runtime.logs_exec and not seen.timed_out
+        if logs and (said := await anyio.to_thread.run_sync(_logged, log)):
+            self._said, self._fault = said, "refused"
             return None
         code = seen.exit_code
         number = code - KILLED if KILLED < code <= KILLED + 64 else None
         return msgspec.structs.replace(seen, signal=number)
 
-    def _refused(self, seen: Observation, log: Path) -> None:
-        """The runtime ran no command. None if the command is at fault; raises DispatchError otherwise."""
-        said = seen.stderr.decode(errors="replace")
-        with contextlib.suppress(OSError):
-            said += log.read_text(errors="replace")
-        if not any(text in said.lower() for text in AT_FAULT):
-            raise DispatchError(f"{self._container.runtime.kind} refused the command: {said.strip()[-500:]}")
-        self._said = said
+    async def _refused(self, seen: Observation, log: Path) -> tuple[str, ActionKind]:
+        """What the runtime said when it ran no command, and what the agent did, who is at fault.
+
+        Raises DispatchError if the agent is not at fault. The container runs: init has just answered.
+        """
+        said = await anyio.to_thread.run_sync(_logged, log) or seen.stderr.decode(errors="replace")
+        if any(text in said.lower() for text in AT_FAULT):
+            return said, "refused"
+        if await self._oom_grew():
+            return said, "no_memory"
+        if await anyio.to_thread.run_sync(self._container.group.refused_processes):
+            return said, "no_processes"
+        cut_off = not said.strip() or any(text in said.lower() for text in CUT_OFF)
+        if cut_off and not self._paused:
+            return said, "killed"
+        raise DispatchError(f"{self._container.runtime.kind} refused the command: {said.strip()[-500:]}")
 
     async def _not_started(self, program: str, cwd: str | None) -> Observation:
         """Say why a command could not be started, as a shell would."""
@@ -285,6 +315,12 @@ class ExecSandbox(FilesByCommands):
             raise self._gone
         if self._paused:
             raise DispatchError(f"the sandbox {self.id} is paused", remedy="resume it first")
+
+
+def _logged(log: Path) -> str:
+    with contextlib.suppress(OSError):
+        return log.read_text(errors="replace")
+    return ""
 
 
 def _told_id(seen: Observation) -> str:

@@ -79,6 +79,7 @@ class Group:
         self.name = name
         self._host = host
         self._notices = -1
+        self._noticed = 0
         self._noticing = threading.Lock()
         self._kills_of_all = 0
 
@@ -149,19 +150,18 @@ class Group:
             # The group above counts what was killed in groups that are gone. Another container of the same
             # opening may have been the one, but it is rare that this one was killed from outside as well.
             return (_kills(Path(self.name).parent) or 0) > self._kills_of_all
-        return self._noticed()
+        return self._was_noticed()
 
-    def _noticed(self) -> bool:
+    def _was_noticed(self) -> bool:
         """The kernel notifies each time that the limit is reached, and once more when the group is gone."""
-        seen, until = 0, time.monotonic() + NOTICE_SECONDS
+        until = time.monotonic() + NOTICE_SECONDS
         with self._noticing:
-            if self._notices < 0:
-                return False
             notices = select.poll()
-            notices.register(self._notices, select.POLLIN)
-            while seen < 2 and notices.poll(max(0, until - time.monotonic()) * 1000):
-                seen += os.eventfd_read(self._notices)
-        return seen > 1
+            if self._notices >= 0:
+                notices.register(self._notices, select.POLLIN)
+                while self._noticed < 2 and notices.poll(max(0, until - time.monotonic()) * 1000):
+                    self._noticed += os.eventfd_read(self._notices)
+            return self._noticed > 1
 
     def refused_processes(self) -> int | None:
         """How often the limit of processes has refused one; None if the group is gone."""

@@ -55,6 +55,11 @@ class Runtime(NamedTuple):
         return str(UNIFIED) if self.kind == "crun" and self.host.hybrid else ""
 
     @property
+    def logs_exec(self) -> bool:
+        """Whether its exec gets a log, which has a text only if it could not start the program."""
+        return self.kind == "crun"
+
+    @property
     def copies(self) -> bool:
         """Whether it copies the streams of a container or command, instead of passing them on.
 
@@ -80,7 +85,8 @@ class Runtime(NamedTuple):
     def exec(self, name: str, process: Path, *, pid_file: Path, log: Path) -> tuple[str, ...]:
         """Run the command of a file in a container. ``pid_file`` exists as soon as it runs."""
         # Every user of the host can read a command line, so neither the command nor its variables are in it.
-        words = (*self.base, "exec", "--process", str(process), "--pid-file", str(pid_file))
+        logged = ("--log", str(log)) if self.logs_exec else ()
+        words = (*self.base, *logged, "exec", "--process", str(process), "--pid-file", str(pid_file))
         if self.copies:
             return ("/bin/sh", "-c", APART[0], str(log), *words, "--preserve-fds", "3", name)
         return (*words, name)
