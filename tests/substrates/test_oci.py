@@ -407,6 +407,9 @@ async def test_tools_that_the_agent_broke_are_its_own_fault(runtime: str) -> Non
                 await sandbox.exec(broken)
                 await fails(sandbox)
                 assert not (await sandbox.exec("true", user="nobody")).started
+        async with oci.sandbox() as sandbox:
+            await sandbox.exec("rm -r /workspace; ln -s /proc/1/cwd /workspace")
+            await sandbox.exec("true")  # no error of the machine
         async with oci.sandbox() as sandbox:  # crun and runc say many things if their child is killed
             await sandbox.exec(["python3", "-c", KILLING])
             for _ in range(10):

@@ -51,6 +51,7 @@ MISSING = ("not found", "no such file")
 
 AT_FAULT = (
     *MISSING,
+    "outside of container",  # runc, if the working directory is a link into /proc
     *(
         os.strerror(number).lower()
         for number in (
