@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -154,13 +153,13 @@ async def test_its_directory_may_be_relative_or_a_link(tmp_path, monkeypatch, ki
 
 
 async def test_a_failed_removal_does_not_hide_the_failure_before_it(tmp_path, monkeypatch):
-    """What cannot be removed: an immutable file; here the removal itself is made to fail."""
+    """What cannot be removed: a mount point; here the removal itself is made to fail."""
 
-    def refuse(path):
+    def refuse(path, *, dir_fd=None):
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
 
     async with dutyfree.open("bare", directory=str(tmp_path)) as substrate:
-        monkeypatch.setattr(shutil, "rmtree", refuse)
+        monkeypatch.setattr(os, "rmdir", refuse)
         with pytest.raises(KeyError):
             async with substrate.sandbox():
                 raise KeyError
