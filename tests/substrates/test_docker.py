@@ -209,7 +209,7 @@ async def test_timeout_without_sight_of_the_processes(
         assert (await sandbox.exec("ps -eo args | grep '[s]leep 630'")).stdout == b""
 
 
-@pytest.mark.parametrize("user", [0, 1000])
+@pytest.mark.parametrize("user", [0, pytest.param(1000, marks=pytest.mark.slow)])
 async def test_no_process_poses_as_the_keeper(
     docker: DockerSubstrate, monkeypatch: pytest.MonkeyPatch, user: int
 ) -> None:

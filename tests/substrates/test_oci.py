@@ -398,7 +398,7 @@ if os.fork() == 0:
 """
 
 
-@pytest.mark.parametrize("runtime", ["crun", "runc"])
+@pytest.mark.parametrize("runtime", ["crun", pytest.param("runc", marks=pytest.mark.slow)])
 async def test_tools_that_the_agent_broke_are_its_own_fault(runtime: str) -> None:
     need(runtime)
     async with dutyfree.open("oci", runtime=runtime, actions="exec") as oci:
@@ -471,7 +471,9 @@ time.sleep(1000)
 """
 
 
-@pytest.mark.parametrize("runtime", ["crun", "runc", "runsc"])
+@pytest.mark.parametrize(
+    "runtime", ["crun", *(pytest.param(name, marks=pytest.mark.slow) for name in ("runc", "runsc"))]
+)
 async def test_no_process_outlives_its_command_as_another(runtime: str) -> None:
     """It has an empty environment, and the command line of init."""
     need(runtime)
