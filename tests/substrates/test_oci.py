@@ -66,6 +66,44 @@ async def test_conformance(oci: Oci, check: Check) -> None:
     await check(oci)
 
 
+async def test_no_id_of_gvisor_is_the_beginning_of_another() -> None:
+    """It takes the beginning of an id for the id, when it enters a container and when it removes files."""
+    need("runsc")
+    async with (
+        dutyfree.open("oci", runtime="runsc", actions="exec") as oci,
+        oci.sandbox() as first,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        for _ in range(8):
+            await enter(oci.sandbox())
+        tenth = await stack.enter_async_context(oci.sandbox())
+        assert not tenth.id.startswith(first.id)
+        assert (await first.exec("touch first")).ok
+        assert (await tenth.exec("ls first")).exit_code != 0
+
+
+async def test_a_container_that_cannot_be_resumed(tmp_path: Path) -> None:
+    """It stays paused, and does not count as running."""
+    need("crun")
+    program = tmp_path / "crun"
+    real, broken = shutil.which("crun"), tmp_path / "broken"
+    program.write_text(
+        f'#!/bin/sh\n[ -e {broken} ] && case " $* " in *" resume "*) exit 1;; esac\nexec {real} "$@"\n'
+    )
+    program.chmod(0o755)
+    async with dutyfree.open("oci", program=str(program)) as oci, oci.sandbox() as sandbox:
+        assert isinstance(sandbox, Pausable)
+        await sandbox.pause()
+        broken.touch()
+        with pytest.raises(ExecError, match="could not resume"):
+            await sandbox.resume()
+        with pytest.raises(DispatchError, match="paused"):
+            await sandbox.exec("true")
+        broken.unlink()
+        await sandbox.resume()
+        assert (await sandbox.exec("echo again")).stdout == b"again\n"
+
+
 # --- What isolates ------------------------------------------------------------------------------------------
 
 

@@ -203,8 +203,10 @@ class Container:
             raise ExecError(f"{self.runtime.kind} could not pause {self.name}: {said}")
 
     async def thaw(self) -> None:
-        # A container that has ended needs none; its stream says so.
-        await self.runtime.call("resume", self.name)
+        code, said = await self.runtime.call("resume", self.name)
+        # A container that has ended needs none, which its stream says; nor does one that was not paused.
+        if code and await self.responds() and not await self.is_running():
+            raise ExecError(f"{self.runtime.kind} could not resume {self.name}: {said}")
         self._frozen = False
 
     async def explain(self) -> Exception:

@@ -232,7 +232,8 @@ class Oci:
 
     def _new(self) -> tuple[Container, int]:
         """Raises CreateError."""
-        name = f"{self._base.name.removeprefix('dutyfree-')}-{next(self._numbers)}"
+        # gVisor takes the beginning of an id for the id, so none may be the beginning of another one.
+        name = f"{self._base.name.removeprefix('dutyfree-')}-{next(self._numbers):08d}"
         directory = self._base / name
         try:
             first_id = self._ids.claim()
