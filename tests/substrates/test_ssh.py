@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ import dutyfree
 from dutyfree import Limits, substrates
 from dutyfree.conformance import CHECKS, Check
 from dutyfree.contract.errors import (
+    CleanupError,
     CollectError,
     CreateError,
     DutyfreeError,
@@ -29,7 +32,7 @@ from dutyfree.contract.errors import (
 )
 from dutyfree.engine.sandbox.init_sandbox import InitSandbox
 from dutyfree.substrates.ssh import Ssh, SshConfig
-from dutyfree.substrates.ssh.connection import Connections, for_shell, quoted
+from dutyfree.substrates.ssh.connection import Connections, environment, for_shell, quoted
 from dutyfree.substrates.ssh.errors import unavailable
 from dutyfree.substrates.ssh.guest import PREAMBLE, Preamble
 from tests.awaiting import appeared, enter, together, until
@@ -216,6 +219,60 @@ async def test_a_lost_connection(tmp_path: Path, actions: str) -> None:
             await until(lambda: not left(server) and not sleepers("98762"))
             async with opened.sandbox() as sandbox:
                 assert (await sandbox.exec("echo again")).stdout == b"again\n"
+
+
+@pytest.mark.parametrize("actions", ["init", pytest.param("exec", marks=pytest.mark.slow)])
+async def test_a_machine_that_stops_answering(tmp_path: Path, actions: str) -> None:
+    """A timeout meanwhile is an error of the infrastructure: the command was not ended."""
+    with ssh_server(tmp_path) as server:
+        async with (
+            dutyfree.open("ssh", **server.options, actions=actions) as opened,
+            unless_unknown(opened.sandbox()) as sandbox,
+        ):
+            stopped = server.sessions()
+            try:
+                for pid in stopped:
+                    os.kill(pid, signal.SIGSTOP)
+                with pytest.raises(ExecError):
+                    await sandbox.exec("true", timeout=0.5)
+            finally:
+                for pid in stopped:
+                    os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.asynccontextmanager
+async def unless_unknown(manager: contextlib.AbstractAsyncContextManager[Any]) -> AsyncIterator[Any]:
+    """A sandbox of which nobody may know in the end whether it was removed."""
+    with contextlib.suppress(CleanupError):
+        async with manager as sandbox:
+            yield sandbox
+
+
+async def test_those_who_wait_for_one_connection_share_its_failure(tmp_path: Path) -> None:
+    """If each tried in its turn, the last one would wait for the time of all connections."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.setblocking(False)
+        config = SshConfig(host="127.0.0.1", port=silent.getsockname()[1], config="none", connect_seconds=1.0)
+        connections = Connections(config, tmp_path, environment("DUTYFREE_TEST=1"))
+
+        async def connect() -> None:
+            with pytest.raises(Unavailable):
+                await connections.machine()
+
+        await together(*[connect] * 5)
+        assert tried(silent) == 1
+        await connect()  # who comes later tries anew
+        assert tried(silent) == 1
+
+
+def tried(server: socket.socket) -> int:
+    """How many connections a server has not accepted yet. It accepts them."""
+    found = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            server.accept()[0].close()
+            found += 1
+    return found
 
 
 async def test_a_machine_that_went_away(tmp_path: Path) -> None:

@@ -34,6 +34,10 @@ SAID = 2000
 """Bytes of stderr that are kept."""
 
 KILL_SECONDS = 5.0
+END_SECONDS = 1.0
+
+PROBE_SECONDS = 5.0
+"""How long a machine may take to answer when something in it has not answered already."""
 
 ANSWER_MAX = 1 << 20
 """Bytes of an answer of our own tools on the machine."""
@@ -118,9 +122,10 @@ class Session:
     async def end(self) -> None:
         """Kill the process. The machine then sees the end of the command's stdin."""
         self._kill()
-        with anyio.CancelScope(shield=True):
+        # A connection that hangs has the pipes, too, and asyncio sees no exit before they are closed.
+        with anyio.move_on_after(END_SECONDS, shield=True):
             await self.wait()
-            self._listening.cancel()
+        self._listening.cancel()
 
     def _kill(self) -> None:
         if self.is_running:
@@ -153,6 +158,9 @@ class Connections:
         self._open: list[Connection] = []
         self._count = 0
         self._opening = anyio.Lock()
+        self._failures = 0
+        self._failure: Unavailable | None = None
+        """How many connections could not be opened, and why the last one."""
 
     async def machine(self, patience: float = 0.0) -> Machine:
         """Open a connection if there is none; try again for ``patience`` seconds. Raises Unavailable."""
@@ -175,11 +183,14 @@ class Connections:
         """
         found = self._with_room()
         if found is None:
+            failures = self._failures
             async with self._opening:
                 found = self._with_room()
                 if found is None:
-                    found = await self._connect(seconds or self._config.connect_seconds)
-                    self._open.append(found)
+                    if self._failures > failures and self._failure is not None:
+                        # It was tried while this one waited: to try once for each would take very long.
+                        raise Unavailable(self._failure.message, remedy=self._failure.remedy)
+                    found = await self._opened(seconds or self._config.connect_seconds)
                 found.used += 1
         else:
             found.used += 1
@@ -187,6 +198,16 @@ class Connections:
             yield found
         finally:
             found.used -= 1
+
+    async def _opened(self, seconds: float) -> Connection:
+        try:
+            found = await self._connect(seconds)
+        except Unavailable as error:
+            self._failures += 1
+            self._failure = error
+            raise
+        self._open.append(found)
+        return found
 
     def _with_room(self) -> Connection | None:
         self._open = [one for one in self._open if one.is_open]
@@ -243,6 +264,25 @@ class Connections:
                 return LOST, b"", f"no answer within {self._config.connect_seconds:g} s"
             finally:
                 await session.end()
+
+    async def answers(self, connection: Connection) -> bool:
+        """Whether the sshd of a connection answers soon, also if it cannot start a program."""
+        if not connection.is_open:
+            return False
+        null = asyncio.subprocess.DEVNULL
+        process = await asyncio.create_subprocess_exec(
+            *self._over(connection, "true"), stdin=null, stdout=null, stderr=null, env=self._environment
+        )
+        try:
+            with anyio.move_on_after(PROBE_SECONDS):
+                await process.wait()
+                return connection.is_open
+            return False
+        finally:
+            if process.returncode is None:
+                process.kill()
+            with anyio.CancelScope(shield=True):
+                await process.wait()
 
     async def _start(self, argv: list[str], stdin: object, stdout: object) -> Session:
         try:

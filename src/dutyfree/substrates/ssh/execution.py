@@ -42,7 +42,7 @@ from dutyfree.contract.errors import (
 from dutyfree.substrates.local.command_files import TOOL_OUTPUT, FilesByCommands
 from dutyfree.substrates.local.kill_script import MARK
 from dutyfree.substrates.ssh.config import SshConfig
-from dutyfree.substrates.ssh.connection import CHUNK, Connection, Connections, for_shell, quoted
+from dutyfree.substrates.ssh.connection import CHUNK, LOST, Connection, Connections, for_shell, quoted
 from dutyfree.substrates.ssh.errors import last_line
 from dutyfree.substrates.ssh.guest import NOISE_MAX, OURS
 
@@ -207,7 +207,8 @@ class ExecSandbox(FilesByCommands):
 
     async def run_tool(self, argv: tuple[str, ...], stdin: bytes | None = None) -> Observation:
         seen = await self._run(Request(argv, "/", {}, stdin, None, TOOL_OUTPUT))
-        assert seen is not None  # / can be entered
+        if seen is None:
+            raise ActionError("the shell of the sandbox says that / cannot be entered")
         return seen
 
     async def _run(self, request: Request) -> Observation | None:
@@ -251,7 +252,7 @@ class ExecSandbox(FilesByCommands):
 
         async def run(self, command: str, stdin: bytes | None, timeout: float | None) -> Observation | None:
             asked = time.perf_counter()
-            sandbox, timed_out = self._sandbox, False
+            sandbox, timed_out, is_lost = self._sandbox, False, False
             session = await sandbox._connections.piped(self._connection, command)
             spawned = time.perf_counter()
             received = asyncio.create_task(session.exchange(stdin or b"", 2 * self._keep + NOISE_MAX))
@@ -260,6 +261,7 @@ class ExecSandbox(FilesByCommands):
                 if not received.done():
                     timed_out = True
                     await self._kill(received)
+                    is_lost = not received.done() and not await sandbox._connections.answers(self._connection)
                 stdout = await received if received.done() else b""
                 if stdout is None:
                     raise CollectError("the machine sent more output than was asked for, so it was dropped")
@@ -273,6 +275,8 @@ class ExecSandbox(FilesByCommands):
                 await session.end()
             done = time.perf_counter()
             spans = (Span("spawn", 0.0, spawned - asked), Span("run", spawned - asked, done - spawned))
+            if is_lost or (timed_out and code == LOST and not self._connection.is_open):
+                raise ExecError(f"the machine of {sandbox.id} does not answer, so the command was not killed")
             if timed_out and self._mark.encode() not in stdout:
                 return Observation(
                     exit_code=KILLED + 9, signal=9, timed_out=True, seconds=done - asked, spans=spans

@@ -115,8 +115,12 @@ class SessionControl:
 
     freezer = False
 
-    def __init__(self, name: str, session: Session, seconds: float) -> None:
+    def __init__(
+        self, name: str, connections: Connections, connection: Connection, session: Session, seconds: float
+    ) -> None:
         self._name = name
+        self._connections = connections
+        self._connection = connection
         self._session = session
         self._seconds = seconds
         self._ending: asyncio.Task[None] | None = None
@@ -129,8 +133,8 @@ class SessionControl:
         pass
 
     async def responds(self) -> bool:
-        """Whether the connection is open: ``ssh`` probes it."""
-        return self._session.is_running
+        """Whether the machine answers: ``ssh`` itself notices a dead connection late."""
+        return self._session.is_running and await self._connections.answers(self._connection)
 
     async def explain(self) -> Exception:
         """Why the stream ended."""
@@ -170,7 +174,7 @@ async def started(
     directory = program.rpartition("/")[0]
     command = f"exec {quoted((program, 'remote', directory, name))}"
     session, connected = await connections.session(connection, command)
-    control = SessionControl(name, session, config.end_seconds)
+    control = SessionControl(name, connections, connection, session, config.end_seconds)
     # Init is a process among others of the same user.
     guest = Guest(
         name,
