@@ -148,6 +148,8 @@ class Execution:
         mark = self._mark.encode()
         self._streams = {number: MarkedStream(mark, request.output) for number in (STDOUT, STDERR)}
         self._status: dict[str, Any] = {}
+        self._node_answers = False
+        """Whether the node accepted the exec that kills the command."""
         self.oom_kills = 0
         """How many processes of the container the memory limit had killed when the command ended."""
 
@@ -231,6 +233,7 @@ class Execution:
                 with contextlib.suppress(ApiError, ApiLost):
                     execution = self._api.execution(self._pod, command, container=CONTAINER, stdin=False)
                     async with execution as websocket:
+                        self._node_answers = True
                         async for _ in websocket:
                             pass
                 await asyncio.wait([received], timeout=0.2)
@@ -247,8 +250,10 @@ class Execution:
                 lost = ExecError("the exec was killed")
                 if (reason := await self._broken(lost)) is not lost:
                     raise reason
-        elif timed_out:
+        elif timed_out and self._node_answers:
             code = KILLED + 9
+        elif timed_out:
+            raise await self._broken(ExecError("the node does not answer, so the command was not killed"))
         else:
             said = str(self._status.get("message") or "no reason")
             if _NOT_RUNNABLE.search(said):

@@ -16,12 +16,14 @@ from dutyfree.engine.sandbox.guest import Guest
 from dutyfree.substrates.kubernetes import status
 from dutyfree.substrates.kubernetes.api import Api, ApiError, ApiLost, Object
 from dutyfree.substrates.kubernetes.pods import DIRECTORY, PROGRAM, Pods
+from dutyfree.substrates.kubernetes.status import CONTAINER
 from dutyfree.substrates.kubernetes.stream import ExecStream
 
 EXPLAIN_SECONDS = 5.0
 """How long the cluster may take to notice that a pod has ended."""
 
 _JOIN = (PROGRAM, "join")
+_VERSION = (PROGRAM, "version")
 # The exec brings the program, wakes PID 1, which becomes init, and joins it. $1: the size of the program.
 _BRING = (
     f"cd {DIRECTORY} && head -c $1 >init && chmod 555 init"
@@ -48,10 +50,13 @@ class PodControl:
         pass
 
     async def responds(self) -> bool:
-        """Whether the cluster answers soon."""
-        with contextlib.suppress(ApiError, ApiLost):
-            await self._api.request("GET", self._api.path("pods", self._name))
-            return True
+        """Whether the stream carries bytes, and the node starts an exec soon."""
+        if self._stream.is_stuck:
+            return False
+        with anyio.move_on_after(EXPLAIN_SECONDS), contextlib.suppress(ApiError, ApiLost):
+            # The node accepts it before a process is started, so nothing in the pod can prevent it.
+            async with self._api.execution(self._name, _VERSION, container=CONTAINER, stdin=False):
+                return True
         return False
 
     def give_up(self) -> None:

@@ -96,7 +96,7 @@ class PodSandbox(FilesByCommands):
         found = (
             await self.run_tool(("/bin/sh", "-c", 'id -u -- "$0" && id -g -- "$0"', user))
         ).stdout.split()
-        if len(found) != 2:
+        if len(found) != 2 or not all(word.isdigit() for word in found):
             raise Unrunnable(f"cannot run the command: there is no user {user!r}")
         if not (await self.run_tool(("/bin/sh", "-c", "command -v setpriv"))).ok:
             raise DispatchError(f"no command can run as {user!r}: the image has no setpriv")
@@ -105,7 +105,8 @@ class PodSandbox(FilesByCommands):
 
     async def run_tool(self, argv: tuple[str, ...], stdin: bytes | None = None) -> Observation:
         seen = await self._run(ExecRequest(words=argv, cwd="/", stdin=stdin, output=TOOL_OUTPUT))
-        assert seen is not None  # / can be entered
+        if seen is None:
+            raise ActionError("the shell of the sandbox says that / cannot be entered")
         return seen
 
     async def _run(self, request: ExecRequest) -> Observation | None:

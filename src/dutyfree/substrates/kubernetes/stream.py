@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,9 @@ CHUNK = 32 << 10
 """Bytes of one message: servers have buffers of this size."""
 SAID = 500
 """Bytes that are kept of stderr."""
+_TCP_INFO = struct.Struct("@24xI28xI")
+"""Of the kernel's tcp_info: the segments without an acknowledgement, and milliseconds since the last one."""
+STUCK_MILLISECONDS = 2000
 
 
 class ExecStream:
@@ -35,6 +39,7 @@ class ExecStream:
         self._pod = pod
         self._task: asyncio.Task[None] | None = None
         self._said = b""
+        self._connection: socket.socket | None = None
         self.exit_code: int | None = None
         """That of the command, if it failed and the server said so."""
 
@@ -42,6 +47,11 @@ class ExecStream:
     def said(self) -> str:
         """The end of stderr, and what the server said about the end of the command."""
         return self._said.decode(errors="replace").strip()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the other end has not acknowledged for a while what we sent."""
+        return self._connection is not None and is_unacknowledged(self._connection)
 
     async def open(self, command: Sequence[str], first: bytes = b"") -> socket.socket:
         """Start the command, and send ``first`` to it. Raises ApiError, ApiLost."""
@@ -71,6 +81,7 @@ class ExecStream:
         with theirs:
             try:
                 async with execution as websocket:
+                    self._connection = websocket.get_extra_info("socket")
                     for start in range(0, len(first), CHUNK):
                         await _send(websocket, first[start : start + CHUNK])
                     opened.set_result(None)
@@ -105,6 +116,18 @@ class ExecStream:
             sending.cancel()
             with contextlib.suppress(asyncio.CancelledError, OSError):
                 await sending
+
+
+def is_unacknowledged(connection: socket.socket) -> bool:
+    """Whether the kernel of the other end has not acknowledged for a while what was sent.
+
+    It does, also if the program there does not read.
+    """
+    with contextlib.suppress(OSError):  # it is closed
+        found = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        waiting, since = _TCP_INFO.unpack(found)
+        return bool(waiting and since > STUCK_MILLISECONDS)
+    return False
 
 
 def parsed_status(data: bytes) -> dict[str, Any]:
