@@ -112,7 +112,7 @@ class Lifecycle:
             return
         # If it fails, a later one must not postpone the deadlines by the same time again.
         since, self._paused_at = self._paused_at, perf_counter()
-        await _to_the_end(self._end_pause(since))
+        await to_the_end(self._end_pause(since))
 
     async def _end_pause(self, since: float) -> None:
         await self._thaw(self._channel, since)
@@ -128,7 +128,7 @@ class Lifecycle:
     async def thaw(self, channel: Channel, since: float) -> None:
         """Continue all processes; timeouts move by the time since ``since``. Nothing cancels it."""
         # Half of it would leave a frozen sandbox without deadlines.
-        await _to_the_end(self._thaw(channel, since))
+        await to_the_end(self._thaw(channel, since))
 
     async def _thaw(self, channel: Channel, since: float) -> None:
         pause = int((perf_counter() - since) * 1e9)
@@ -160,7 +160,7 @@ class Lifecycle:
             await self.handle.destroy()
 
 
-async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
     """Do ``work``. If the caller is cancelled meanwhile, the cancellation waits for its end.
 
     A shield of anyio alone does not stop ``Task.cancel``, and so ``asyncio.timeout``.

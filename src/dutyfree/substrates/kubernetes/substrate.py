@@ -21,6 +21,7 @@ from dutyfree.engine.layers import run_stage
 from dutyfree.engine.layers.command_defaults import WORKDIR, CommandDefaults, command_defaults
 from dutyfree.engine.sandbox.guest import Guest, with_variables
 from dutyfree.engine.sandbox.init_sandbox import InitSandbox
+from dutyfree.engine.sandbox.lifecycle import to_the_end
 from dutyfree.substrates.kubernetes import guest, status
 from dutyfree.substrates.kubernetes.api import REMEDY, Api, ApiError, ApiLost, Object, connect
 from dutyfree.substrates.kubernetes.config import KubernetesConfig
@@ -283,8 +284,8 @@ class KubernetesSubstrate:
             yield
             succeeded = True
         finally:
-            with anyio.CancelScope(shield=True), nullcontext() if succeeded else suppress(CleanupError):
-                await self._pods.remove(name)
+            with nullcontext() if succeeded else suppress(CleanupError):
+                await to_the_end(self._pods.remove(name))
 
     async def _known(self, joined: Guest, name: str, kind: PodKind) -> CommandDefaults:
         """How commands run in an image: init has the environment that the cluster gives to a container."""

@@ -13,6 +13,7 @@ import anyio.lowlevel
 
 from dutyfree.contract import Availability
 from dutyfree.contract.errors import CleanupError, SubstrateError, Unavailable
+from dutyfree.engine.sandbox.lifecycle import to_the_end
 
 T = TypeVar("T")
 
@@ -59,7 +60,7 @@ class Closable(Protocol):
 
 @asynccontextmanager
 async def closing(sandbox: Closable) -> AsyncIterator[None]:
-    """Close a sandbox at the end of the context, shielded from cancellation.
+    """Close a sandbox at the end of the context. A cancellation waits until it is closed.
 
     Raises CleanupError for an OSError of ``close``. If the body raises, that error passes instead.
     """
@@ -68,12 +69,11 @@ async def closing(sandbox: Closable) -> AsyncIterator[None]:
         yield
         succeeded = True
     finally:
-        with anyio.CancelScope(shield=True):
-            try:
-                await sandbox.close()
-            except OSError as error:
-                if succeeded:
-                    raise CleanupError(f"cannot remove {error.filename}: {error.strerror}") from error
-            except SubstrateError:
-                if succeeded:
-                    raise
+        try:
+            await to_the_end(sandbox.close())
+        except OSError as error:
+            if succeeded:
+                raise CleanupError(f"cannot remove {error.filename}: {error.strerror}") from error
+        except SubstrateError:
+            if succeeded:
+                raise
