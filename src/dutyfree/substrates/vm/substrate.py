@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Hashable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from dutyfree.engine.sandbox.guest import Guest
 from dutyfree.engine.sandbox.init_sandbox import InitSandbox
 from dutyfree.engine.store.locks import try_lock
 from dutyfree.substrates.local.id_ranges import IdRanges
-from dutyfree.substrates.local.lifecycle import closing
+from dutyfree.substrates.local.lifecycle import closing, uninterrupted
 from dutyfree.substrates.local.reaper import Reaper, remove_tree
 from dutyfree.substrates.local.runtime_environment import runtime_environment
 from dutyfree.substrates.native import Native, NativeConfig
@@ -148,7 +148,11 @@ async def opened_with(config: VmConfig, node: Node) -> AsyncIterator[VmSubstrate
 async def _directory() -> AsyncIterator[Path]:
     """A directory of this opening, removed in any case. The reaper also ends its processes."""
     path = Path(tempfile.gettempdir(), f"{PREFIX}{secrets.token_hex(8)}")
-    reaper, lock = await anyio.to_thread.run_sync(_make, path)
+
+    async def undo(made: tuple[Reaper, int]) -> None:
+        await anyio.to_thread.run_sync(_remove, path, *made)
+
+    reaper, lock = await uninterrupted(anyio.to_thread.run_sync(_make, path), undo)
     try:
         yield path
     finally:
@@ -184,6 +188,19 @@ def leftovers() -> Iterator[Path]:
                 os.close(descriptor)
 
 
+async def _descriptor(made: Callable[[], int]) -> int:
+    """What ``made`` opens, in a thread. The caller closes it."""
+
+    async def undo(descriptor: int) -> None:
+        os.close(descriptor)
+
+    return await uninterrupted(anyio.to_thread.run_sync(made), undo)
+
+
+async def _closed(made: OpenDisks) -> None:
+    await anyio.to_thread.run_sync(made.close)
+
+
 def _mark(directory: Path) -> str:
     """The environment entry, ``NAME=value``, of every process of an opening."""
     return f"DUTYFREE_OWNER={directory.name}"
@@ -202,7 +219,7 @@ async def opened_on(config: VmConfig, layers: DirectoryLayers, directory: Path) 
     try:
         first_id = await anyio.to_thread.run_sync(_claimed, ranges)
         descriptors.append(os.open(held.image, os.O_RDONLY | os.O_CLOEXEC))
-        descriptors.append(await anyio.to_thread.run_sync(held.initramfs))
+        descriptors.append(await _descriptor(held.initramfs))
         files = Files(descriptors[0], descriptors[1], ())
         hardware, reason = await accelerator.hardware(config, files, first_id)
         name, _, value = _mark(directory).partition("=")
@@ -307,7 +324,8 @@ class VmSubstrate:
         """The files of a machine, until a QEMU process has inherited them. Raises CreateError."""
 
         async def make() -> OpenDisks:
-            return await anyio.to_thread.run_sync(OpenDisks, self._opened(found), limiter=self._makers)
+            making = anyio.to_thread.run_sync(OpenDisks, self._opened(found), limiter=self._makers)
+            return await uninterrupted(making, _closed)
 
         async with self._disks.use(_layers(found), make) as lower:
             if len(lower.descriptors) > MOST:
@@ -331,7 +349,7 @@ class VmSubstrate:
             if self._config.restore:
                 async with self._saved.use(kind, partial(self._save, kind, files)) as saved:
                     if saved.upper >= 0:
-                        upper = await anyio.to_thread.run_sync(copied, saved.upper)
+                        upper = await _descriptor(partial(copied, saved.upper))
                     marks.append(("disk", perf_counter()))
                     qemu = await self.machines.restore(saved, kind.shape, files, upper, forward)
                 marks.append(("restore", perf_counter()))
@@ -350,9 +368,14 @@ class VmSubstrate:
         if kind.shape.upper != "disk":
             return -1
         assert kind.disk is not None
-        make = partial(anyio.to_thread.run_sync, disks.template, kind.disk, limiter=self._makers)
-        async with self._empty.use(kind.disk, make) as template:
-            return await anyio.to_thread.run_sync(copied, template.descriptors[0])
+        size = kind.disk
+
+        async def make() -> OpenDisks:
+            making = anyio.to_thread.run_sync(disks.template, size, limiter=self._makers)
+            return await uninterrupted(making, _closed)
+
+        async with self._empty.use(size, make) as template:
+            return await _descriptor(partial(copied, template.descriptors[0]))
 
     async def _save(self, kind: _Kind, files: Files) -> Saved:
         """Boot a machine of a kind, and save it. Raises CreateError."""
