@@ -356,6 +356,12 @@ class Sandboxes:
             self._arm(held)
         self.on_change("extended", held)
 
+    def extend(self, held: Held, lease: float) -> None:
+        """Let the lease end no sooner than ``lease`` seconds from now. Raises LimitError."""
+        check_lease(lease)
+        if asyncio.get_running_loop().time() + lease > held.until:
+            self.keep_alive(held, lease)
+
     def _arm(self, held: Held) -> None:
         self._timers[held.id] = asyncio.get_running_loop().call_at(held.until, self._expired, held)
 

@@ -237,9 +237,12 @@ class ControlRoutes:
         was_paused = held.sandbox.paused
         if was_paused and (await body_of(request, Kept)).memory is False:
             raise UsageError("a paused sandbox goes on with its processes here", remedy="leave on_resume out")
+        lease = wanted.timeout or LEASE
         if was_paused:
             await held.sandbox.resume()
-        self._service.sandboxes.keep_alive(held, wanted.timeout or LEASE)
+            self._service.sandboxes.keep_alive(held, lease)
+        else:  # a second client must not shorten the time of the first
+            self._service.sandboxes.extend(held, lease)
         await self._service.sandboxes.save(held)
         return json_response(_created(held), 201 if was_paused else 200)
 
