@@ -1,4 +1,4 @@
-"""E2B's API for sandboxes as a whole: how long they live."""
+"""E2B's API for sandboxes as a whole: leases, and what a restart must not lose."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from tests.server.in_process import served
 from tests.server.test_http import Client
+from tests.serving import ended_by_sigterm, serving
 
 pytestmark = pytest.mark.native
 
@@ -36,3 +37,14 @@ async def test_who_connects_only_extends_the_lease(tmp_path: Path, version: str)
         await asked(client, "POST", f"/sandboxes/{held.id}/pause")
         await asked(client, "POST", connect, {"timeout": 60})  # the time of the pause does not count
         assert held.until < first
+
+
+def test_a_fork_has_its_template_after_a_restart(tmp_path: Path) -> None:
+    with ended_by_sigterm(tmp_path) as url:
+        client = Client(url)
+        made = client("POST", "/sandboxes", {"templateID": "base"})[1]
+        status, (copy,) = client("POST", f"/sandboxes/{made['sandboxID']}/fork", {"timeout": 600})
+        assert (status, copy["sandbox"]["templateID"]) == (201, "base")
+    with serving(tmp_path) as url:
+        found = Client(url)("GET", f"/sandboxes/{copy['sandbox']['sandboxID']}")[1]
+        assert found["templateID"] == "base"

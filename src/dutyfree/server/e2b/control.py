@@ -255,6 +255,7 @@ class ControlRoutes:
         children = [self._service.sandboxes.get(tenant, one.id) for one in made]
         for child in children:
             child.template = parent.template
+            await self._service.sandboxes.save(child)
         return json_response([{"sandbox": _created(child)} for child in children], 201)
 
     async def snapshot(self, request: Request, tenant: str) -> Response:
