@@ -109,7 +109,9 @@ class Connection:
         """``reconnect``: for how many seconds to look for a server again, after a connection was lost."""
         self._address = address
         self._reconnect = reconnect
-        self._was_open = False
+        self._lost_at: float | None = None
+        self._failure: Unavailable | None = None
+        """Why the latest attempt to connect failed."""
         self._postponed: dict[int, PendingCall] = {}
         self._resuming: set[asyncio.Task[None]] = set()
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -123,20 +125,29 @@ class Connection:
         self._closed = False
 
     async def open(self) -> None:
-        """Connect, if there is no connection. Raises Unavailable."""
+        """Connect, if there is no connection. Raises Unavailable, all at once for those who wait for it."""
+        earlier = self._failure
         async with self._opening:
-            if self._socket is None and not self._closed:
-                socket = await self._connect_again() if self._was_open else await self._connect()
-                assert isinstance(socket, FrameSocket)
-                self._was_open = True
-                self._assembler = frames.Assembler(LARGEST)
-                socket.hand_over(self._receive, self._lost)
-                self._socket = socket
+            if self._socket is not None or self._closed:
+                return
+            failure = self._failure
+            if failure is not None and failure is not earlier:
+                raise Unavailable(failure.message, remedy=failure.remedy)
+            try:
+                socket = await (self._connect() if self._lost_at is None else self._connect_again())
+            except Unavailable as error:
+                self._failure = Unavailable(error.message, remedy=error.remedy)
+                raise
+            assert isinstance(socket, FrameSocket)
+            self._assembler = frames.Assembler(LARGEST)
+            socket.hand_over(self._receive, self._lost)
+            self._socket = socket
 
     async def _connect_again(self) -> ClientConnection:
         """Connect to a server that may be about to start. Raises Unavailable."""
         loop, wait = asyncio.get_running_loop(), 0.02
-        until = loop.time() + self._reconnect
+        assert self._lost_at is not None
+        until = self._lost_at + self._reconnect
         while True:
             try:
                 return await self._connect()
@@ -279,6 +290,7 @@ class Connection:
 
     def _lost(self, reason: str) -> None:
         self._socket = None
+        self._lost_at = self.loop.time()
         lost, self._calls = self._calls, {}
         again, self._postponed = self._postponed, {}
         for number, pending in lost.items():
