@@ -6,8 +6,8 @@ import asyncio
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from time import perf_counter
 
@@ -21,10 +21,11 @@ from dutyfree.contract.abilities import Forkable, NetworkControl, Pooling, Termi
 from dutyfree.contract.errors import ExecError, OptionError, Unavailable
 from dutyfree.server.state_lock import locked
 from dutyfree.server.tokens import Tokens
+from dutyfree.substrates.hosted import Hosted
 from dutyfree.substrates.hosted.own_server import PREFIX, leftovers
 from tests.awaiting import until
 from tests.processes import eventually, speaking_python
-from tests.relay import relay
+from tests.relay import Relay, relay
 from tests.serving import certificates, serving
 
 pytestmark = pytest.mark.native
@@ -95,15 +96,37 @@ async def test_a_distance_delays_every_call() -> None:
         assert "50 ms away" in (await hosted.facts())["server"]
 
 
+@asynccontextmanager
+async def relayed(url: str) -> AsyncIterator[tuple[Relay, Hosted]]:
+    """A substrate whose connection a test can hold back and cut."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    async with (
+        relay(host, int(port)) as between,
+        dutyfree.open("hosted", url=f"http://127.0.0.1:{between.port}") as hosted,
+    ):
+        yield between, hosted
+
+
+async def test_a_connection_that_is_lost_while_calls_are_sent(tmp_path: Path) -> None:
+    """Those that can be repeated are repeated; of the others it is not known whether they ran."""
+    content = bytes(16 << 20)
+    with serving(tmp_path) as url:
+        async with relayed(url) as (between, hosted), hosted.sandbox() as sandbox:
+            between.requests.clear()
+            writing = asyncio.create_task(sandbox.write("file", content))
+            running = asyncio.create_task(sandbox.exec("cat", stdin=content))
+            await until(lambda: hosted._connection._open_socket().paused)
+            between.cut()
+            await writing
+            with pytest.raises(ExecError, match="the connection was lost while exec ran"):
+                await running
+            assert await sandbox.read("file") == content
+
+
 async def test_no_command_of_a_shell_gets_the_answer_of_another(tmp_path: Path) -> None:
     """Also if one is cancelled while it is sent: the client does not know how far it came."""
     with serving(tmp_path) as url:
-        host, _, port = url.removeprefix("http://").rpartition(":")
-        async with (
-            relay(host, int(port)) as between,
-            dutyfree.open("hosted", url=f"http://127.0.0.1:{between.port}") as hosted,
-            hosted.sandbox() as sandbox,
-        ):
+        async with relayed(url) as (between, hosted), hosted.sandbox() as sandbox:
             async with sandbox.shell() as shell:
                 between.requests.clear()
                 writing = asyncio.create_task(sandbox.write("large", bytes(16 << 20)))

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import anyio
 import pytest
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.typing import Subprotocol
 
-from dutyfree.contract.errors import Unavailable
+from dutyfree.contract.errors import ExecError, Unavailable
 from dutyfree.substrates.hosted.connection import Connection, ServerAddress
 from dutyfree.wire import codec, frames
 from dutyfree.wire.frames import Call, Kind
@@ -101,3 +102,14 @@ async def test_the_time_for_a_new_server_begins_with_the_loss(server: ScriptedSe
         with pytest.raises(Unavailable):
             await connection.call("sandboxes")
         assert len(attempts) == before + 1
+
+
+async def test_a_call_that_waits_for_a_new_server_ends_with_its_connection(server: ScriptedServer) -> None:
+    connection = server.connection(reconnect=60)
+    reading = asyncio.create_task(connection.call("read"))
+    await until(lambda: server.seen)
+    await server.stop()
+    await until(lambda: connection._resuming)
+    await connection.close()
+    with pytest.raises(ExecError, match="connection was lost"), anyio.fail_after(60):
+        await reading

@@ -94,6 +94,11 @@ class FrameSocket(ClientConnection):
         self.transport.write(pack_masked(frame))
         return not self.paused
 
+    async def drain(self) -> None:
+        """Wait for room. If the connection is lost meanwhile, the next ``write`` says so."""
+        with contextlib.suppress(OSError):
+            await super().drain()
+
 
 class Connection:
     """Calls to one server. It belongs to the event loop in which it is used."""
@@ -240,27 +245,29 @@ class Connection:
             if not has_room:
                 await socket.drain()
             await _send_all(socket, messages)
+        except DispatchError:
+            if self._calls.pop(number, None) is not None:
+                raise
+            # Otherwise ``_lost`` has it already: it fails, or is sent again.
         except BaseException:
             self._calls.pop(number, None)
             raise
         return pending
 
     async def _resume(self, calls: dict[int, PendingCall], reason: str) -> None:
-        """Send calls again to the next server."""
+        """Send calls again to the next server, and take those from ``calls``."""
         try:
             await self.open()
-            for number, pending in calls.items():
+            for number, pending in list(calls.items()):
+                socket = self._open_socket()
                 if not pending.done.done():
-                    self._calls[number] = pending
-                    await self.send(Kind.CALL, number, pending.resent())
-        except SubstrateError as error:
-            reason = f"{reason}; {error.message}"
-        except Unavailable as error:
-            reason = f"{reason}; {error.message}"
-        else:
-            return
-        for number, pending in calls.items():
-            self._calls.pop(number, None)
+                    self._calls[number] = calls.pop(number)
+                    await _send_all(socket, frames.pack(Kind.CALL, number, pending.resent()))
+        except (SubstrateError, Unavailable) as error:
+            self._lose(calls, f"{reason}; {error.message}")
+
+    def _lose(self, calls: dict[int, PendingCall], reason: str) -> None:
+        for pending in calls.values():
             pending.lose(f"{self._address.url}: {reason}")
 
     async def send(self, kind: Kind, number: int, payload: bytes = b"") -> None:
@@ -302,6 +309,7 @@ class Connection:
             task = asyncio.ensure_future(self._resume(again, reason))
             self._resuming.add(task)
             task.add_done_callback(self._resuming.discard)
+            task.add_done_callback(lambda _: self._lose(again, reason))  # also if it is cancelled
 
     def _handle(self, kind: Kind, number: int, payload: bytes) -> None:
         pending = self._calls.get(number)
