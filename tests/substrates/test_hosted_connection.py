@@ -11,15 +11,19 @@ import pytest
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.typing import Subprotocol
 
-from dutyfree.contract.errors import ExecError, Unavailable
+from dutyfree.contract.errors import ExecError, Restarting, Unavailable
 from dutyfree.substrates.hosted.connection import Connection, ServerAddress
 from dutyfree.wire import codec, frames
+from dutyfree.wire.errors import describe
 from dutyfree.wire.frames import Call, Kind
 from tests.awaiting import until
 
 
 class ScriptedServer:
-    """A server that answers the call ``sandboxes``, and can be stopped and started at the same port."""
+    """A server that can be stopped and started at the same port.
+
+    It answers ``sandboxes``, takes no ``exec`` because it ends soon, and does not answer other calls.
+    """
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -46,6 +50,9 @@ class ScriptedServer:
                 self.seen.append(method)
                 if method == "sandboxes":
                     await socket.send(frames.HEAD.pack(Kind.RESULT, number) + codec.encode(()))
+                elif method == "exec":
+                    error = codec.encode(describe(Restarting("another server comes")))
+                    await socket.send(frames.HEAD.pack(Kind.ERROR, number) + error)
 
     def connection(self, reconnect: float) -> Connection:
         return Connection(ServerAddress(f"http://127.0.0.1:{self.port}"), None, None, 10.0, reconnect)
@@ -113,3 +120,36 @@ async def test_a_call_that_waits_for_a_new_server_ends_with_its_connection(serve
     await connection.close()
     with pytest.raises(ExecError, match="connection was lost"), anyio.fail_after(60):
         await reading
+
+
+async def cancelled(call: asyncio.Task[object]) -> None:
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+async def test_a_cancelled_call_that_did_not_begin_is_not_sent_again(server: ScriptedServer) -> None:
+    connection = server.connection(reconnect=60)
+    running = asyncio.create_task(connection.call("exec"))
+    await until(lambda: connection._postponed)
+    await cancelled(running)
+    await server.stop()
+    await server.start()
+    await until(lambda: connection._socket is None)
+    assert await connection.call("sandboxes") == ()
+    assert server.seen == ["exec", "sandboxes"]
+    await connection.close()
+
+
+async def test_a_call_that_is_cancelled_without_a_server_is_not_sent_again(server: ScriptedServer) -> None:
+    connection = server.connection(reconnect=60)
+    reading = asyncio.create_task(connection.call("read"))
+    await until(lambda: server.seen)
+    await server.stop()
+    await until(lambda: connection._resuming)
+    await cancelled(reading)
+    await server.start()
+    await until(lambda: not connection._resuming)
+    assert await connection.call("sandboxes") == ()
+    assert server.seen == ["read", "sandboxes"]
+    await connection.close()

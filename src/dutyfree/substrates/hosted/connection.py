@@ -251,6 +251,7 @@ class Connection:
             # Otherwise ``_lost`` has it already: it fails, or is sent again.
         except BaseException:
             self._calls.pop(number, None)
+            pending.cancelled = True  # ``_lost`` may have it
             raise
         return pending
 
@@ -260,7 +261,7 @@ class Connection:
             await self.open()
             for number, pending in list(calls.items()):
                 socket = self._open_socket()
-                if not pending.done.done():
+                if not pending.done.done() and not pending.cancelled:
                     self._calls[number] = calls.pop(number)
                     await _send_all(socket, frames.pack(Kind.CALL, number, pending.resent()))
         except (SubstrateError, Unavailable) as error:
@@ -282,6 +283,10 @@ class Connection:
 
     def forget(self, number: int) -> None:
         self._calls.pop(number, None)
+
+    def withdraw(self, number: int) -> bool:
+        """Do not send a call that waits for the next server; False if it does not wait."""
+        return self._postponed.pop(number, None) is not None
 
     # --- Answers ----------------------------------------------------------------------------------------
 
@@ -321,7 +326,7 @@ class Connection:
         elif kind == Kind.ERROR:
             del self._calls[number]
             error = restore(codec.decode(payload, WireError))
-            if isinstance(error, Restarting) and pending.is_plain:
+            if isinstance(error, Restarting) and pending.is_plain and not pending.cancelled:
                 self._postponed[number] = pending  # it did not begin; the connection ends soon
             else:
                 pending.fail(error)
@@ -359,6 +364,8 @@ class PendingCall:
         self._credit = frames.WINDOW
         self._changed: asyncio.Event | None = None
         """Set when there are items, credit or the end, if someone waits for that."""
+        self.cancelled = False
+        """Whether its caller does not want it any more: then no other server may get it."""
         self.done: asyncio.Future[bytes] = connection.loop.create_future()
 
     def _wake(self) -> None:
@@ -383,7 +390,8 @@ class PendingCall:
     def may_repeat(self) -> bool:
         """Whether it can be sent to the next server, though this one may have carried it out."""
         now = asyncio.get_running_loop().time()
-        return self._method in REPEATABLE and now - self._sent_at > RESEND_SECONDS
+        is_due = now - self._sent_at > RESEND_SECONDS
+        return self._method in REPEATABLE and is_due and not self.cancelled
 
     def resent(self) -> bytes:
         """What to send once more."""
@@ -460,6 +468,10 @@ class PendingCall:
     async def cancel(self) -> None:
         """Stop the call, and wait until the server has stopped it."""
         if self.done.done():
+            return
+        self.cancelled = True
+        if self._connection.withdraw(self._number):
+            self.fail(DispatchError("the call was cancelled before it began"))
             return
         with anyio.CancelScope(shield=True), contextlib.suppress(SubstrateError):
             await self._connection.send(Kind.CANCEL, self._number)
