@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dutyfree.contract.errors import ActionError, DutyfreeError
+from dutyfree.contract.errors import ActionError, DutyfreeError, Restarting
 from dutyfree.engine.sandbox.shell import NativeShell
 from dutyfree.server import json_form
 from dutyfree.server.access import Access, Refused
@@ -165,11 +165,14 @@ class SwerexRoutes:
         async def guarded(request: Request) -> Response:
             try:
                 tenant = await self._access.tenant(request)
+                self._service.check_draining()
                 with self._service.quotas.call(tenant):
                     runtime = await self._runtime(tenant, request.path_params["name"])
                     return json_response(await endpoint(self, request, runtime))
             except Refused as error:
                 return json_response({"detail": str(error)}, error.status)
+            except Restarting as error:
+                return json_response({"detail": str(error)}, 503)
             except SwerexError as error:
                 return _transferred(error)
             except FileNotFoundError as error:

@@ -132,6 +132,7 @@ class ControlRoutes:
         async def guarded(request: Request) -> Response:
             try:
                 tenant = await self._access.tenant(request)
+                self._service.check_draining()
                 with self._service.quotas.call(tenant):
                     return await endpoint(request, tenant)
             except ClientDisconnect:
