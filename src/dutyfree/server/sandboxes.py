@@ -412,6 +412,12 @@ class Sandboxes:
         if self._requests.get(request.key) is request:
             del self._requests[request.key]
 
+    def forget_key(self, tenant: str, key: str) -> None:
+        """Let the idempotency key of sandboxes that have ended create others."""
+        self._requests.pop((tenant, key), None)
+        if self._records is not None:
+            self._records.forget_key(tenant, key)
+
     async def leave(self) -> None:
         """Wait until all records are written, so that another server can go on."""
         if self._records is not None:
