@@ -17,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dutyfree.contract import Limits
-from dutyfree.contract.errors import Exhausted, LeaseEnded, LimitError
+from dutyfree.contract.errors import ActionTimeout, Exhausted, LeaseEnded, LimitError
 from dutyfree.server.admission import Admission, Bucket, Demand, Queue, TenantLimits
 from dutyfree.server.handlers import HANDLERS, DirectCall
+from dutyfree.server.handlers.creation import in_time
 from dutyfree.server.records import Row
 from dutyfree.server.service import Service
 from dutyfree.wire import calls
@@ -191,6 +192,18 @@ async def test_copies_count_what_their_parent_counts(service: Service) -> None:
     (made,) = await HANDLERS["create"](DirectCall(service, "local"), calls.Create("a", limits=limits))
     await HANDLERS["fork"](DirectCall(service, "local", made.id), calls.Fork("b", 2))
     assert service.admission._queue.used["local"] == Demand(3, 3 * (64 << 20), 1.5)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("patience", [None, 60.0])
+async def test_a_timeout_of_the_sandbox_is_not_that_of_the_client(
+    service: Service, patience: float | None
+) -> None:
+    async def fork() -> None:
+        raise ActionTimeout("the sandbox cannot be frozen within 5 s")
+
+    with pytest.raises(ActionTimeout, match="cannot be frozen"):
+        await in_time(DirectCall(service, "local"), patience, fork())
 
 
 # --- What is left of a creation ---------------------------------------------------------------------

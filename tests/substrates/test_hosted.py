@@ -1,12 +1,13 @@
-"""The substrate ``hosted``: a server of its own, an emulated distance, and how it ends."""
+"""The substrate ``hosted``: a server of its own, an emulated distance, shells, and how it ends."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from time import perf_counter
 
@@ -17,11 +18,14 @@ import dutyfree
 from dutyfree import gc
 from dutyfree.contract import Substrate
 from dutyfree.contract.abilities import Forkable, NetworkControl, Pooling, Terminals
-from dutyfree.contract.errors import OptionError, Unavailable
+from dutyfree.contract.errors import ExecError, OptionError, Unavailable
 from dutyfree.server.state_lock import locked
 from dutyfree.server.tokens import Tokens
+from dutyfree.substrates.hosted import Hosted
 from dutyfree.substrates.hosted.own_server import PREFIX, leftovers
+from tests.awaiting import until
 from tests.processes import eventually, speaking_python
+from tests.relay import Relay, relay
 from tests.serving import certificates, serving
 
 pytestmark = pytest.mark.native
@@ -90,6 +94,54 @@ async def test_a_distance_delays_every_call() -> None:
         assert perf_counter() - start >= 0.05
         assert sum(span.seconds for span in seen.spans if span.name == "network") >= 0.05
         assert "50 ms away" in (await hosted.facts())["server"]
+
+
+@asynccontextmanager
+async def relayed(url: str) -> AsyncIterator[tuple[Relay, Hosted]]:
+    """A substrate whose connection a test can hold back and cut."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    async with (
+        relay(host, int(port)) as between,
+        dutyfree.open("hosted", url=f"http://127.0.0.1:{between.port}") as hosted,
+    ):
+        yield between, hosted
+
+
+async def test_a_connection_that_is_lost_while_calls_are_sent(tmp_path: Path) -> None:
+    """Those that can be repeated are repeated; of the others it is not known whether they ran."""
+    content = bytes(16 << 20)
+    with serving(tmp_path) as url:
+        async with relayed(url) as (between, hosted), hosted.sandbox() as sandbox:
+            between.requests.clear()
+            writing = asyncio.create_task(sandbox.write("file", content))
+            running = asyncio.create_task(sandbox.exec("cat", stdin=content))
+            await until(lambda: hosted._connection._open_socket().paused)
+            between.cut()
+            await writing
+            with pytest.raises(ExecError, match="the connection was lost while exec ran"):
+                await running
+            assert await sandbox.read("file") == content
+
+
+async def test_no_command_of_a_shell_gets_the_answer_of_another(tmp_path: Path) -> None:
+    """Also if one is cancelled while it is sent: the client does not know how far it came."""
+    with serving(tmp_path) as url:
+        async with relayed(url) as (between, hosted), hosted.sandbox() as sandbox:
+            async with sandbox.shell() as shell:
+                between.requests.clear()
+                writing = asyncio.create_task(sandbox.write("large", bytes(16 << 20)))
+                await until(lambda: hosted._connection._open_socket().paused)
+                sending = asyncio.create_task(shell.run("echo one"))
+                await asyncio.sleep(0)
+                sending.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await sending
+                between.pass_on()
+                await writing
+                with pytest.raises(ExecError, match="open another shell"):
+                    await shell.run("echo two")
+            async with sandbox.shell() as shell:
+                assert (await shell.run("echo two")).stdout == b"two\n"
 
 
 PROGRAM = """

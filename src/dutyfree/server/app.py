@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from dutyfree.contract import Read, Write
@@ -50,6 +51,7 @@ from dutyfree.wire.errors import WireError, describe, retry_headers, status_of
 from dutyfree.wire.recipes import WireRecipe
 
 MSGPACK = "application/msgpack"
+EVENTS = "/v1/events"
 PAGE = 100
 """Sandboxes on a page of the list."""
 
@@ -89,7 +91,7 @@ class Routes:
                 ),
                 Route("/healthz", _healthy),
                 Route("/readyz", self.readyz),
-                Route("/metrics", self._guarded(Routes.metrics), methods=["GET"]),
+                Route("/metrics", self._guarded(Routes.metrics, while_draining=True), methods=["GET"]),
                 WebSocketRoute(frames.PATH, self.channel),
                 Route("/v1/sandboxes", self._guarded(Routes.create), methods=["POST"]),
                 Route("/v1/sandboxes", self._guarded(Routes.list), methods=["GET"]),
@@ -98,7 +100,7 @@ class Routes:
                 Route("/v1/sandboxes/{sandbox}/files", self._guarded(Routes.read), methods=["GET"]),
                 Route("/v1/sandboxes/{sandbox}/files", self._guarded(Routes.write), methods=["PUT"]),
                 Route("/v1/{call:node_call}", self._guarded(Routes.call), methods=["POST"]),
-                Route("/v1/events", self._guarded(Routes.events), methods=["GET"]),
+                Route(EVENTS, self._guarded(Routes.events, while_draining=True), methods=["GET"]),
                 Route("/v1/openapi.json", _document),
                 *dashboard.routes(),
                 Route("/run_code", self._guarded(Routes.run_code), methods=["POST"]),
@@ -112,7 +114,11 @@ class Routes:
             exception_handlers={404: _unknown, 405: _unknown},
         )
 
-    def _guarded(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    def _guarded(
+        self, endpoint: Endpoint, *, while_draining: bool = False
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """``while_draining``: whether it also answers while another server is about to go on."""
+
         async def guarded(request: Request) -> Response:
             request.state.request_id = request_id(request.headers.get("x-request-id"))
             response = await answered(request)
@@ -122,6 +128,8 @@ class Routes:
         async def answered(request: Request) -> Response:
             try:
                 tenant = await self._access.tenant(request)
+                if not while_draining:
+                    self._service.check_draining()
                 with self._service.quotas.call(tenant):
                     return await endpoint(self, request, tenant)
             except Refused as error:
@@ -268,6 +276,20 @@ class Routes:
 
     def _held(self, request: Request, tenant: str) -> Held:
         return self._service.sandboxes.get(tenant, request.path_params["sandbox"])
+
+
+def waited_for(app: ASGIApp, service: Service) -> ASGIApp:
+    """The same application. A server that another one replaces waits for the requests that run."""
+
+    async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+        # Events are read for ever. A request that comes while the server waits is refused.
+        if scope["type"] != "http" or scope["path"] == EVENTS or service.draining:
+            await app(scope, receive, send)
+            return
+        with service.metrics.waited_for():
+            await app(scope, receive, send)
+
+    return counted
 
 
 async def _document(_: Request) -> Response:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol
 
 import msgspec
 
-from dutyfree.contract.errors import DispatchError, DutyfreeError, Exhausted, Restarting, UsageError
+from dutyfree.contract.errors import DispatchError, DutyfreeError, Exhausted, UsageError
 from dutyfree.server import quick_calls
 from dutyfree.server.bodies import LARGE, answer_lost
 from dutyfree.server.handlers import HANDLERS
@@ -343,13 +343,12 @@ class RunningCall:
                 quotas.bytes.give_back(tenant, held)
 
     def _perform(self) -> Awaitable[object]:
-        """The work of the call. Raises UsageError, Exhausted."""
+        """The work of the call. Raises UsageError, Restarting, Exhausted."""
         method = self._call.method
         handler = HANDLERS.get(method)
         if handler is None:
             raise UsageError(f"there is no call {method[:80]!r}")
-        if self.service.draining:
-            raise Restarting("the server is being replaced by another one", remedy="connect again")
+        self.service.check_draining()
         self.service.quotas.check_call(self.tenant)
         try:
             arguments = decode_arguments(self._call.arguments, self._type.arguments)

@@ -132,7 +132,10 @@ async def _step(
     sandbox: NativeSandbox, command: tuple[str, ...], stdin: bytes | None, timeout: float
 ) -> StepResult:
     start = perf_counter()
-    seen: Observation = await sandbox.exec(command, stdin=stdin, timeout=timeout)
+    try:
+        seen: Observation = await sandbox.exec(command, stdin=stdin, timeout=timeout)
+    except ActionError as error:  # verdict "task": the program has ended its sandbox
+        return StepResult("Error", perf_counter() - start, None, None, str(error))
     if not seen.started:  # the compiler or the interpreter: this must not look like a wrong program
         raise ExecError(f"the image has no {command[0]}: {seen.stderr.decode(errors='replace').strip()}")
     out, err = seen.stdout.decode(errors="replace"), seen.stderr.decode(errors="replace")

@@ -22,7 +22,7 @@ from dutyfree.contract.errors import Unavailable, UsageError
 from dutyfree.engine.host import proc
 from dutyfree.server import ports
 from dutyfree.server.access import Access
-from dutyfree.server.app import Routes
+from dutyfree.server.app import Routes, waited_for
 from dutyfree.server.bodies import ByteBudget, bounded
 from dutyfree.server.channel_socket import ChannelSocket
 from dutyfree.server.connections import ConnectionLimits, GuardedConfig, check_all
@@ -241,7 +241,7 @@ async def serving(
         return ports.passes_on(scope) or templates.is_upload(scope)
 
     config = GuardedConfig(
-        bounded(routes.app(), passes_on, budget or service.quotas.bytes, tenant_of),
+        bounded(waited_for(routes.app(), service), passes_on, budget or service.quotas.bytes, tenant_of),
         connections or ConnectionLimits(),
         routes.ports,
         log_config=None,

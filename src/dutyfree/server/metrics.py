@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import TypeVar
 
@@ -50,10 +51,24 @@ class Metrics:
         self._waiting: asyncio.Event | None = None
 
     async def idle(self) -> None:
-        """Wait until no call runs."""
+        """Wait until no call and no request runs."""
         self._waiting = asyncio.Event()
         if self._running:
             await self._waiting.wait()
+
+    @contextmanager
+    def waited_for(self) -> Iterator[None]:
+        """``idle`` also waits for what runs in this context."""
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._end_one()
+
+    def _end_one(self) -> None:
+        self._running -= 1
+        if not self._running and self._waiting is not None:
+            self._waiting.set()
 
     async def measured(self, call: str, tenant: str, work: Awaitable[T]) -> T:
         """Carry out a call, and count it: ``ok``, ``cancelled``, or whose fault its error is."""
@@ -75,10 +90,8 @@ class Metrics:
 
     def ended(self, call: str, tenant: str, start: float, outcome: str, result: object) -> None:
         """A call has ended that began at ``start``."""
-        self._running -= 1
         self._overload.ended(tenant, start, result)
-        if not self._running and self._waiting is not None:
-            self._waiting.set()
+        self._end_one()
         self._count(call, outcome, perf_counter() - start)
 
     def _count(self, call: str, outcome: str, seconds: float) -> None:

@@ -109,6 +109,7 @@ class PortRoutes:
             raise Refused(403, "forbidden", "a page of a sandbox cannot have a service worker")
         tenant = await self._access.tenant(connection, page_of_sandbox=True)
         held = self._service.sandboxes.get(tenant, target.sandbox)
+        self._service.check_draining()
         with self._service.quotas.call(tenant):
             async with await held.sandbox.connect(target.port) as inner:
                 yield inner

@@ -156,6 +156,13 @@ class SandboxRecords:
         ):  # or the file would grow for as long as the server runs
             self._forget(now)
 
+    def forget_key(self, tenant: str, key: str) -> None:
+        """An idempotency key may create again."""
+        self._thread.submit(self._forget_key, tenant, key)
+
+    def _forget_key(self, tenant: str, key: str) -> None:
+        self._database.execute("DELETE FROM sandboxes WHERE tenant = ? AND key = ?", (tenant, key))
+
     def _forget(self, now: float) -> None:
         self._forgot = now
         self._database.execute("DELETE FROM sandboxes WHERE ended < ?", (now - self._remembered,))

@@ -356,6 +356,12 @@ class Sandboxes:
             self._arm(held)
         self.on_change("extended", held)
 
+    def extend(self, held: Held, lease: float) -> None:
+        """Let the lease end no sooner than ``lease`` seconds from now. Raises LimitError."""
+        check_lease(lease)
+        if asyncio.get_running_loop().time() + lease > held.until:
+            self.keep_alive(held, lease)
+
     def _arm(self, held: Held) -> None:
         self._timers[held.id] = asyncio.get_running_loop().call_at(held.until, self._expired, held)
 
@@ -405,6 +411,12 @@ class Sandboxes:
     def _forget(self, request: _Request) -> None:
         if self._requests.get(request.key) is request:
             del self._requests[request.key]
+
+    def forget_key(self, tenant: str, key: str) -> None:
+        """Let the idempotency key of sandboxes that have ended create others."""
+        self._requests.pop((tenant, key), None)
+        if self._records is not None:
+            self._records.forget_key(tenant, key)
 
     async def leave(self) -> None:
         """Wait until all records are written, so that another server can go on."""

@@ -15,7 +15,7 @@ import msgspec
 
 from dutyfree import paths
 from dutyfree.contract import NetworkPolicy, Recipe
-from dutyfree.contract.errors import RecipeError
+from dutyfree.contract.errors import RecipeError, Restarting
 from dutyfree.engine.exchange.distribution import Distribution
 from dutyfree.engine.layers.kept_state import KeptSnapshot
 from dutyfree.engine.layers.memory_layers import SNAPSHOT_SCHEME
@@ -141,6 +141,11 @@ class Service:
             if self._facts is None:
                 self._facts = await self.native.facts()
         return self._facts
+
+    def check_draining(self) -> None:
+        """Raises Restarting if no further calls are taken."""
+        if self.draining:
+            raise Restarting("the server is being replaced by another one", remedy="connect again")
 
     async def drain(self, seconds: float) -> None:
         """Take no further calls, and wait for those that run, at most so long."""

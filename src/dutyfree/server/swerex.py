@@ -1,6 +1,8 @@
 """The remote runtime of SWE-ReX: each name below ``/swerex/`` is one sandbox, as one of its servers is.
 
 A sandbox is created at the first request, and ends with ``close``, or ``LEASE`` seconds after the last one.
+The name is the idempotency key of its creation. So the next server goes on with it, and a sandbox that was
+lost is not replaced by an empty one: requests for its name fail until ``close``.
 """
 
 from __future__ import annotations
@@ -9,11 +11,10 @@ import asyncio
 import contextlib
 import io
 import posixpath
-import secrets
 import zipfile
 import zlib
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
@@ -24,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dutyfree.contract.errors import ActionError, DutyfreeError
+from dutyfree.contract.errors import ActionError, DutyfreeError, LeaseEnded, Restarting
 from dutyfree.engine.sandbox.shell import NativeShell
 from dutyfree.server import json_form
 from dutyfree.server.access import Access, Refused
@@ -37,6 +38,8 @@ from dutyfree.server.service import Service
 from dutyfree.wire import calls
 
 LEASE = 3600.0
+EXTEND_SECONDS = 60.0
+"""How often the lease is extended while a request runs."""
 ERRORS = "swerex.exceptions"
 MOST_MEMBERS = 100_000
 """Members of an archive."""
@@ -133,16 +136,19 @@ class OpenShell:
 
 
 Endpoint = Callable[["SwerexRoutes", Request, Runtime], Awaitable[Any]]
+Answer = Callable[[Request, str], Awaitable[Any]]
+"""What a request of a tenant returns."""
 
 
 class SwerexRoutes:
     """The routes of SWE-ReX's server, once for each name."""
 
-    def __init__(self, service: Service, access: Access) -> None:
+    def __init__(self, service: Service, access: Access, extend_seconds: float = EXTEND_SECONDS) -> None:
         self._service = service
         self._access = access
+        self._extend_seconds = extend_seconds
         self._runtimes: dict[tuple[str, str], Runtime] = {}
-        self._creating: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     def routes(self) -> list[Route]:
         endpoints: list[tuple[str, str, Endpoint]] = [
@@ -154,22 +160,26 @@ class SwerexRoutes:
             ("POST", "read_file", SwerexRoutes.read_file),
             ("POST", "write_file", SwerexRoutes.write_file),
             ("POST", "upload", SwerexRoutes.upload),
-            ("POST", "close", SwerexRoutes.close),
         ]
         return [
-            Route(f"/swerex/{{name}}/{path}", self._guarded(endpoint), methods=[verb])
-            for verb, path, endpoint in endpoints
+            Route("/swerex/{name}/close", self._guarded(self.close), methods=["POST"]),
+            *(
+                Route(f"/swerex/{{name}}/{path}", self._guarded(self._in_runtime(endpoint)), methods=[verb])
+                for verb, path, endpoint in endpoints
+            ),
         ]
 
-    def _guarded(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    def _guarded(self, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
             try:
                 tenant = await self._access.tenant(request)
+                self._service.check_draining()
                 with self._service.quotas.call(tenant):
-                    runtime = await self._runtime(tenant, request.path_params["name"])
-                    return json_response(await endpoint(self, request, runtime))
+                    return json_response(await answer(request, tenant))
             except Refused as error:
                 return json_response({"detail": str(error)}, error.status)
+            except Restarting as error:
+                return json_response({"detail": str(error)}, 503)
             except SwerexError as error:
                 return _transferred(error)
             except FileNotFoundError as error:
@@ -179,17 +189,61 @@ class SwerexRoutes:
 
         return guarded
 
+    def _in_runtime(self, endpoint: Endpoint) -> Answer:
+        async def answer(request: Request, tenant: str) -> Any:
+            runtime = await self._runtime(tenant, request.path_params["name"])
+            async with self._kept_alive(runtime.held):
+                return await endpoint(self, request, runtime)
+
+        return answer
+
+    def _lock(self, tenant: str, name: str) -> asyncio.Lock:
+        """Held while the sandbox of a name begins or ends: each name has its own."""
+        return self._locks.setdefault((tenant, name), asyncio.Lock())
+
     async def _runtime(self, tenant: str, name: str) -> Runtime:
-        async with self._creating.setdefault((tenant, name), asyncio.Lock()):  # no one waits for another's
+        """The sandbox of a name, which the first request creates. Raises SwerexError if it has ended."""
+        async with self._lock(tenant, name):
             runtime = self._runtimes.get((tenant, name))
             if runtime is None or runtime.held.released:
-                call = calls.Create(key=secrets.token_hex(16), labels={"swerex": name}, lease=LEASE)
-                (made,) = await HANDLERS["create"](DirectCall(self._service, tenant), call)
+                held = self._adopted(tenant, name) or await self._created(tenant, name)
                 self._runtimes = {key: one for key, one in self._runtimes.items() if not one.held.released}
-                runtime = Runtime(self._service.sandboxes.get(tenant, made.id))
-                self._runtimes[tenant, name] = runtime
-        self._service.sandboxes.keep_alive(runtime.held, LEASE)
+                runtime = self._runtimes[tenant, name] = Runtime(held)
         return runtime
+
+    def _adopted(self, tenant: str, name: str) -> Held | None:
+        """The sandbox that an earlier server created. Its label does not do: forks have it too."""
+        for held in self._service.sandboxes.of(tenant):
+            if held.creation.request == (tenant, _key(name)):
+                return held
+        return None
+
+    async def _created(self, tenant: str, name: str) -> Held:
+        """Raises SwerexError if there was one before that has ended."""
+        call = calls.Create(key=_key(name), labels={"swerex": name}, lease=LEASE)
+        try:
+            (made,) = await HANDLERS["create"](DirectCall(self._service, tenant), call)
+        except LeaseEnded as error:
+            message = f"the sandbox of {name[:80]!r} has ended; to get a new one, call close first"
+            raise SwerexError(f"{ERRORS}.SwerexException", message) from error
+        return self._service.sandboxes.get(tenant, made.id)
+
+    @asynccontextmanager
+    async def _kept_alive(self, held: Held) -> AsyncIterator[None]:
+        """Extend the lease while a request runs: a command may take longer than a lease."""
+        self._service.sandboxes.keep_alive(held, LEASE)
+        extending = asyncio.create_task(self._extend(held))
+        try:
+            yield
+        finally:
+            extending.cancel()
+
+    async def _extend(self, held: Held) -> None:
+        while True:
+            await asyncio.sleep(self._extend_seconds)
+            if held.released:
+                return
+            self._service.sandboxes.keep_alive(held, LEASE)
 
     # --- Requests ---------------------------------------------------------------------------------------
 
@@ -308,13 +362,24 @@ class SwerexRoutes:
                     content = await anyio.to_thread.run_sync(_content, archive, member)
                     await sandbox.write(path, content, mode=mode or 0o644)
 
-    async def close(self, _request: Request, runtime: Runtime) -> dict[str, Any]:
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._service.sandboxes.release, runtime.held)
-            for shell in runtime.shells.values():
-                stack.push_async_callback(shell.close)
-        runtime.shells.clear()
+    async def close(self, request: Request, tenant: str) -> dict[str, Any]:
+        """End the sandbox of a name, which can be used again then."""
+        name, sandboxes = request.path_params["name"], self._service.sandboxes
+        async with self._lock(tenant, name), AsyncExitStack() as stack:
+            runtime = self._runtimes.pop((tenant, name), None)
+            held = self._adopted(tenant, name) if runtime is None else runtime.held
+            stack.callback(sandboxes.forget_key, tenant, _key(name))
+            if held is not None:
+                stack.push_async_callback(sandboxes.release, held)
+            if runtime is not None:
+                for shell in runtime.shells.values():
+                    stack.push_async_callback(shell.close)
         return {}
+
+
+def _key(name: str) -> str:
+    """The idempotency key of the sandbox with this name."""
+    return f"swerex/{name}"
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from dutyfree.contract.errors import ActionError, DutyfreeError, FileError, SandboxClosed
+from dutyfree.contract.errors import ActionError, DutyfreeError, FileError, Restarting, SandboxClosed
 from dutyfree.server import json_form
 from dutyfree.server.bodies import LARGEST_REQUEST
 from dutyfree.wire.errors import describe
@@ -41,9 +41,11 @@ STATUS = {
 class RpcError(Exception):
     """An error of a call, with one of the codes of Connect RPC."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, status: int | None = None) -> None:
+        """``status``: that of the answer, if it is not the one of the code."""
         super().__init__(message)
         self.code = code
+        self.status = STATUS.get(code, 500) if status is None else status
 
 
 def rpc_error(error: DutyfreeError) -> RpcError:
@@ -51,6 +53,8 @@ def rpc_error(error: DutyfreeError) -> RpcError:
     found = describe(error)
     if found.code == "sandbox_closed":
         return RpcError("unavailable", "The sandbox was not found")
+    if isinstance(error, Restarting):  # not "unavailable", which clients take for the end of the sandbox
+        return RpcError("internal", error.message, 503)
     if found.code == "exhausted":
         return RpcError("resource_exhausted", error.message)
     if isinstance(error, FileError) and error.kind == "not_found":
@@ -71,7 +75,7 @@ def body_of(error: RpcError) -> dict[str, str]:
 def refusal(error: RpcError) -> Response:
     """The answer to a call that failed."""
     body = msgspec.json.encode(body_of(error))
-    return Response(body, STATUS.get(error.code, 500), media_type="application/json")
+    return Response(body, error.status, media_type="application/json")
 
 
 async def unary(request: Request) -> dict[str, Any]:

@@ -132,6 +132,7 @@ class ControlRoutes:
         async def guarded(request: Request) -> Response:
             try:
                 tenant = await self._access.tenant(request)
+                self._service.check_draining()
                 with self._service.quotas.call(tenant):
                     return await endpoint(request, tenant)
             except ClientDisconnect:
@@ -237,9 +238,12 @@ class ControlRoutes:
         was_paused = held.sandbox.paused
         if was_paused and (await body_of(request, Kept)).memory is False:
             raise UsageError("a paused sandbox goes on with its processes here", remedy="leave on_resume out")
+        lease = wanted.timeout or LEASE
         if was_paused:
             await held.sandbox.resume()
-        self._service.sandboxes.keep_alive(held, wanted.timeout or LEASE)
+            self._service.sandboxes.keep_alive(held, lease)
+        else:  # a second client must not shorten the time of the first
+            self._service.sandboxes.extend(held, lease)
         await self._service.sandboxes.save(held)
         return json_response(_created(held), 201 if was_paused else 200)
 
@@ -252,6 +256,7 @@ class ControlRoutes:
         children = [self._service.sandboxes.get(tenant, one.id) for one in made]
         for child in children:
             child.template = parent.template
+            await self._service.sandboxes.save(child)
         return json_response([{"sandbox": _created(child)} for child in children], 201)
 
     async def snapshot(self, request: Request, tenant: str) -> Response:

@@ -334,6 +334,7 @@ class EnvdRoutes:
         async def guarded(request: Request) -> Response:
             try:
                 envd = self._envd(request)
+                self._service.check_draining()
                 with self._service.quotas.call(envd.held.tenant):
                     return await rpc(envd, request)
             except ClientDisconnect:

@@ -8,13 +8,16 @@ sandbox does not tell pids, so a shell prints its own before it becomes the comm
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import anyio
+
 from dutyfree.contract import Observation
-from dutyfree.contract.errors import ArgumentError, UnknownProcess
+from dutyfree.contract.errors import ArgumentError, DutyfreeError, UnknownProcess
 from dutyfree.engine.sandbox.processes import NativeProcess
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.engine.sandbox.terminal import NativeTerminal
@@ -25,6 +28,7 @@ TERMINALS = 10_000_000
 """Numbers of terminals begin here, where no pid is."""
 
 _WITH_PID = ("/bin/sh", "-c", 'echo $$; exec "$@"', "sh")
+_PID_DIGITS = 10
 
 TERMINAL_KEPT = 1 << 20
 """Bytes of a terminal's output that are kept for readers who come later."""
@@ -43,10 +47,10 @@ class CommandConfig(NamedTuple):
 
 
 class ProcessCommand:
-    """A command without a terminal. Its first line of output is its pid, which readers do not see."""
+    """A command without a terminal. The first line of its stdout is its pid, which readers do not see."""
 
     def __init__(self, pid: int, config: CommandConfig, process: NativeProcess, begin: int) -> None:
-        """``begin``: the position in the output at which that of the command begins."""
+        """``begin``: the position in the output at which the stdout of the command begins."""
         self.pid = pid
         self.config = config
         self._process = process
@@ -57,10 +61,16 @@ class ProcessCommand:
         """Read the pid. Raises ArgumentError if the process ends without one, as in a missing directory."""
         line = b""
         async for piece in process.output():
+            if piece.stream == "stderr":  # the loader complains there, about a wrong LD_PRELOAD
+                continue
+            begun = len(line)
             line += piece.data
-            if b"\n" in line:
-                number, _, _ = line.partition(b"\n")
-                return ProcessCommand(int(number), config, process, len(number) + 1)
+            number, newline, _ = line.partition(b"\n")
+            if newline and number.isdigit():
+                begin = piece.position + len(number) + 1 - begun
+                return ProcessCommand(int(number), config, process, begin)
+            if newline or len(line) > _PID_DIGITS:
+                raise ArgumentError("the command did not start: /bin/sh of the sandbox is no shell")
         seen = await process.wait()
         raise ArgumentError(f"the command did not start: {seen.stderr.decode(errors='replace')[:1000]}")
 
@@ -70,8 +80,12 @@ class ProcessCommand:
 
     async def output(self) -> AsyncIterator[tuple[Stream, bytes]]:
         """All of its output that is kept, and what comes, until it ends."""
-        async for piece in self._process.output(after=self._begin):
-            yield piece.stream, piece.data
+        async for piece in self._process.output():
+            data = piece.data
+            if piece.stream == "stdout":
+                data = data[max(0, self._begin - piece.position) :]
+            if data:
+                yield piece.stream, data
 
     async def wait(self) -> Observation:
         return await self._process.wait()
@@ -178,7 +192,12 @@ class Commands:
         process = await self._sandbox.start(
             words, cwd=config.cwd, env=config.env, stdin=stdin, user=config.user
         )
-        command = await ProcessCommand.of(config, process)
+        try:
+            command = await ProcessCommand.of(config, process)
+        except BaseException:  # no client could end it
+            with anyio.CancelScope(shield=True), contextlib.suppress(DutyfreeError):
+                await process.kill()
+            raise
         self._add(command)
         return command
 

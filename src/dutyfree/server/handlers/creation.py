@@ -100,10 +100,13 @@ def check_patience(patience: float | None) -> None:
 
 async def in_time(context: Context, patience: float | None, creating: Awaitable[T]) -> T:
     """What is created, if that takes no longer than the client is patient. Raises Exhausted."""
+    deadline = asyncio.timeout(patience)
     try:
-        async with asyncio.timeout(patience):
+        async with deadline:
             return await creating
     except TimeoutError:
+        if not deadline.expired():  # an error of the creation: a sandbox that cannot be frozen for a fork
+            raise
         raise context.service.admission.exhausted(
             context.tenant,
             f"no sandbox within {patience:.15g} s, which is the patience of the request",

@@ -94,6 +94,11 @@ class FrameSocket(ClientConnection):
         self.transport.write(pack_masked(frame))
         return not self.paused
 
+    async def drain(self) -> None:
+        """Wait for room. If the connection is lost meanwhile, the next ``write`` says so."""
+        with contextlib.suppress(OSError):
+            await super().drain()
+
 
 class Connection:
     """Calls to one server. It belongs to the event loop in which it is used."""
@@ -109,7 +114,9 @@ class Connection:
         """``reconnect``: for how many seconds to look for a server again, after a connection was lost."""
         self._address = address
         self._reconnect = reconnect
-        self._was_open = False
+        self._lost_at: float | None = None
+        self._failure: Unavailable | None = None
+        """Why the latest attempt to connect failed."""
         self._postponed: dict[int, PendingCall] = {}
         self._resuming: set[asyncio.Task[None]] = set()
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -123,20 +130,29 @@ class Connection:
         self._closed = False
 
     async def open(self) -> None:
-        """Connect, if there is no connection. Raises Unavailable."""
+        """Connect, if there is no connection. Raises Unavailable, all at once for those who wait for it."""
+        earlier = self._failure
         async with self._opening:
-            if self._socket is None and not self._closed:
-                socket = await self._connect_again() if self._was_open else await self._connect()
-                assert isinstance(socket, FrameSocket)
-                self._was_open = True
-                self._assembler = frames.Assembler(LARGEST)
-                socket.hand_over(self._receive, self._lost)
-                self._socket = socket
+            if self._socket is not None or self._closed:
+                return
+            failure = self._failure
+            if failure is not None and failure is not earlier:
+                raise Unavailable(failure.message, remedy=failure.remedy)
+            try:
+                socket = await (self._connect() if self._lost_at is None else self._connect_again())
+            except Unavailable as error:
+                self._failure = Unavailable(error.message, remedy=error.remedy)
+                raise
+            assert isinstance(socket, FrameSocket)
+            self._assembler = frames.Assembler(LARGEST)
+            socket.hand_over(self._receive, self._lost)
+            self._socket = socket
 
     async def _connect_again(self) -> ClientConnection:
         """Connect to a server that may be about to start. Raises Unavailable."""
         loop, wait = asyncio.get_running_loop(), 0.02
-        until = loop.time() + self._reconnect
+        assert self._lost_at is not None
+        until = self._lost_at + self._reconnect
         while True:
             try:
                 return await self._connect()
@@ -229,27 +245,30 @@ class Connection:
             if not has_room:
                 await socket.drain()
             await _send_all(socket, messages)
+        except DispatchError:
+            if self._calls.pop(number, None) is not None:
+                raise
+            # Otherwise ``_lost`` has it already: it fails, or is sent again.
         except BaseException:
             self._calls.pop(number, None)
+            pending.cancelled = True  # ``_lost`` may have it
             raise
         return pending
 
     async def _resume(self, calls: dict[int, PendingCall], reason: str) -> None:
-        """Send calls again to the next server."""
+        """Send calls again to the next server, and take those from ``calls``."""
         try:
             await self.open()
-            for number, pending in calls.items():
-                if not pending.done.done():
-                    self._calls[number] = pending
-                    await self.send(Kind.CALL, number, pending.resent())
-        except SubstrateError as error:
-            reason = f"{reason}; {error.message}"
-        except Unavailable as error:
-            reason = f"{reason}; {error.message}"
-        else:
-            return
-        for number, pending in calls.items():
-            self._calls.pop(number, None)
+            for number, pending in list(calls.items()):
+                socket = self._open_socket()
+                if not pending.done.done() and not pending.cancelled:
+                    self._calls[number] = calls.pop(number)
+                    await _send_all(socket, frames.pack(Kind.CALL, number, pending.resent()))
+        except (SubstrateError, Unavailable) as error:
+            self._lose(calls, f"{reason}; {error.message}")
+
+    def _lose(self, calls: dict[int, PendingCall], reason: str) -> None:
+        for pending in calls.values():
             pending.lose(f"{self._address.url}: {reason}")
 
     async def send(self, kind: Kind, number: int, payload: bytes = b"") -> None:
@@ -265,6 +284,10 @@ class Connection:
     def forget(self, number: int) -> None:
         self._calls.pop(number, None)
 
+    def withdraw(self, number: int) -> bool:
+        """Do not send a call that waits for the next server; False if it does not wait."""
+        return self._postponed.pop(number, None) is not None
+
     # --- Answers ----------------------------------------------------------------------------------------
 
     def _receive(self, frame: bytes) -> None:
@@ -279,6 +302,7 @@ class Connection:
 
     def _lost(self, reason: str) -> None:
         self._socket = None
+        self._lost_at = self.loop.time()
         lost, self._calls = self._calls, {}
         again, self._postponed = self._postponed, {}
         for number, pending in lost.items():
@@ -290,6 +314,7 @@ class Connection:
             task = asyncio.ensure_future(self._resume(again, reason))
             self._resuming.add(task)
             task.add_done_callback(self._resuming.discard)
+            task.add_done_callback(lambda _: self._lose(again, reason))  # also if it is cancelled
 
     def _handle(self, kind: Kind, number: int, payload: bytes) -> None:
         pending = self._calls.get(number)
@@ -301,7 +326,7 @@ class Connection:
         elif kind == Kind.ERROR:
             del self._calls[number]
             error = restore(codec.decode(payload, WireError))
-            if isinstance(error, Restarting) and pending.is_plain:
+            if isinstance(error, Restarting) and pending.is_plain and not pending.cancelled:
                 self._postponed[number] = pending  # it did not begin; the connection ends soon
             else:
                 pending.fail(error)
@@ -339,6 +364,8 @@ class PendingCall:
         self._credit = frames.WINDOW
         self._changed: asyncio.Event | None = None
         """Set when there are items, credit or the end, if someone waits for that."""
+        self.cancelled = False
+        """Whether its caller does not want it any more: then no other server may get it."""
         self.done: asyncio.Future[bytes] = connection.loop.create_future()
 
     def _wake(self) -> None:
@@ -363,7 +390,8 @@ class PendingCall:
     def may_repeat(self) -> bool:
         """Whether it can be sent to the next server, though this one may have carried it out."""
         now = asyncio.get_running_loop().time()
-        return self._method in REPEATABLE and now - self._sent_at > RESEND_SECONDS
+        is_due = now - self._sent_at > RESEND_SECONDS
+        return self._method in REPEATABLE and is_due and not self.cancelled
 
     def resent(self) -> bytes:
         """What to send once more."""
@@ -440,6 +468,10 @@ class PendingCall:
     async def cancel(self) -> None:
         """Stop the call, and wait until the server has stopped it."""
         if self.done.done():
+            return
+        self.cancelled = True
+        if self._connection.withdraw(self._number):
+            self.fail(DispatchError("the call was cancelled before it began"))
             return
         with anyio.CancelScope(shield=True), contextlib.suppress(SubstrateError):
             await self._connection.send(Kind.CANCEL, self._number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +13,14 @@ from anyio.abc import ByteStream
 
 from dutyfree.contract import Observation
 from dutyfree.contract.arguments import check_bytes, check_command, encoded
-from dutyfree.contract.errors import ActionError, ExecError, InputClosed, LimitError, SandboxClosed
+from dutyfree.contract.errors import (
+    ActionError,
+    ExecError,
+    InputClosed,
+    LimitError,
+    SandboxClosed,
+    SubstrateError,
+)
 from dutyfree.substrates.hosted.connection import PendingCall
 from dutyfree.wire.calls import ShellCommand, TerminalInput
 from dutyfree.wire.errors import restore
@@ -43,21 +51,31 @@ class HostedShell:
     def __init__(self, call: PendingCall) -> None:
         self._call = call
         self._busy = asyncio.Lock()
+        self._owes_answer = False
+        """Whether a command was sent, or a part of it, and its answer has not come."""
 
     async def run(self, command: str, *, timeout: float | None = None) -> Observation:
-        """Raises ActionError if the shell has ended."""
+        """Raises ActionError if the shell has ended, ExecError if it still owes an earlier answer."""
         check_command(command, timeout=timeout)
         encoded(command, "a command", "bad_request")
         async with self._busy:
+            if self._owes_answer and not self._call.done.done():  # this command would get it
+                raise ExecError(
+                    "a command in this shell was cancelled, and its end is not known",
+                    remedy="open another shell",
+                )
+            self._owes_answer = True
             if not await self._call.send(ShellCommand(command, timeout)):
                 raise await self._end()
             try:
                 answer = await self._call.item()
             except asyncio.CancelledError:
-                with anyio.CancelScope(shield=True):
+                with anyio.CancelScope(shield=True), contextlib.suppress(SubstrateError):
                     await self._call.send(ShellCommand("", interrupt=True))
                     await self._call.item()
+                    self._owes_answer = False
                 raise
+            self._owes_answer = False
         if answer is None:
             raise await self._end()
         if answer.error is not None:

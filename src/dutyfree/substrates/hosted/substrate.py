@@ -55,7 +55,7 @@ class HostedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     connect_timeout: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     """Seconds that the server has to answer a new connection."""
     reconnect: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 30.0
-    """For how many seconds to wait for a server that is being restarted. The sandboxes' leases go on."""
+    """Seconds after a lost connection in which calls wait for a new server. The sandboxes' leases go on."""
 
     @property
     def address(self) -> ServerAddress:
