@@ -12,7 +12,7 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.typing import Subprotocol
 
 from dutyfree.contract.errors import ExecError, Restarting, Unavailable
-from dutyfree.substrates.hosted.connection import Connection, ServerAddress
+from dutyfree.substrates.hosted.connection import CANCEL_SECONDS, Connection, ServerAddress
 from dutyfree.wire import codec, frames
 from dutyfree.wire.errors import describe
 from dutyfree.wire.frames import Call, Kind
@@ -152,4 +152,18 @@ async def test_a_call_that_is_cancelled_without_a_server_is_not_sent_again(serve
     await until(lambda: not connection._resuming)
     assert await connection.call("sandboxes") == ()
     assert server.seen == ["read", "sandboxes"]
+    await connection.close()
+
+
+async def test_an_answer_in_the_same_turn_as_the_cancellation(server: ScriptedServer) -> None:
+    """Nobody waits for another one."""
+    connection = server.connection(reconnect=0)
+    reading = asyncio.create_task(connection.call("read"))
+    await until(lambda: server.seen)
+    (number,) = connection._calls
+    reading.cancel()
+    connection._receive(frames.HEAD.pack(Kind.RESULT, number) + codec.encode(b""))
+    done, _ = await asyncio.wait([reading], timeout=CANCEL_SECONDS / 2)
+    assert reading in done
+    assert reading.cancelled()
     await connection.close()

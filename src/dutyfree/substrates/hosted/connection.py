@@ -284,6 +284,10 @@ class Connection:
     def forget(self, number: int) -> None:
         self._calls.pop(number, None)
 
+    def is_running(self, number: int) -> bool:
+        """Whether the server has not answered a call yet."""
+        return number in self._calls
+
     def withdraw(self, number: int) -> bool:
         """Do not send a call that waits for the next server; False if it does not wait."""
         return self._postponed.pop(number, None) is not None
@@ -473,6 +477,8 @@ class PendingCall:
         if self._connection.withdraw(self._number):
             self.fail(DispatchError("the call was cancelled before it began"))
             return
+        if not self._connection.is_running(self._number):
+            return  # its answer came in the same turn of the event loop
         with anyio.CancelScope(shield=True), contextlib.suppress(SubstrateError):
             await self._connection.send(Kind.CANCEL, self._number)
             await asyncio.wait([self.done], timeout=CANCEL_SECONDS)
