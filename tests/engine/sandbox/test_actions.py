@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import signal
@@ -18,6 +19,7 @@ import pytest
 from dutyfree import Edit, Exec, Limits, List, Read, Search, Write
 from dutyfree.contract import Observation, Substrate, errors
 from dutyfree.contract.abilities import Terminal
+from dutyfree.engine.host import proc
 from dutyfree.engine.launcher.client import BINARY, Launcher, Reply
 from dutyfree.engine.launcher.protocol import Request
 from dutyfree.engine.launcher.timeouts import Timeouts
@@ -27,7 +29,7 @@ from dutyfree.engine.sandbox.guest import Guest
 from dutyfree.engine.sandbox.init_sandbox import InitSandbox
 from dutyfree.engine.sandbox.sandbox import NativeSandbox
 from dutyfree.substrates.native import Native, NativeConfig
-from tests.awaiting import appeared, enter, together
+from tests.awaiting import appeared, enter, together, until
 from tests.engine import counts
 
 # --- Numbers that cannot be --------------------------------------------------------------------------
@@ -456,6 +458,38 @@ async def test_large_contents_in_a_batch_behind_a_stream(streamed: InitSandbox) 
         )
     assert len(results) == 4
     assert results[2] == results[3] == large
+
+
+@pytest.mark.native
+@pytest.mark.root("only root can make a pid namespace here")
+@pytest.mark.parametrize("_time", range(5))
+async def test_input_after_that_of_a_command_which_ends(
+    streamed: InitSandbox, tmp_path: Path, _time: int
+) -> None:
+    """Init learns in one turn that nobody reads the first input, and that the second one begins."""
+    content = os.urandom(6 << 20)
+    reader = await streamed.start(["sleep", "98543"], stdin=True)
+    (sleeper,) = await until(lambda: _processes("sleep\x0098543\0"))
+    init = proc.stat(sleeper).parent
+    os.kill(init, signal.SIGSTOP)
+    try:
+        await reader.write(b"for nobody")
+        writing = asyncio.create_task(streamed.write("file", content))
+        await anyio.sleep(0.1)  # both are on their way
+        os.kill(sleeper, signal.SIGKILL)
+    finally:
+        os.kill(init, signal.SIGCONT)
+    await writing
+    assert (tmp_path / "file").read_bytes() == content
+
+
+def _processes(command_line: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if path.read_text() == command_line:
+                found.append(int(path.parent.name))
+    return found
 
 
 async def _reads_within_limits(sandbox: InitSandbox) -> None:

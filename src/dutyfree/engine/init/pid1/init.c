@@ -399,7 +399,7 @@ _Noreturn void init_run(int payload, bool kept)
 			if (event == EVENT_BROKER)
 				broker_serve();
 			if (event >= EVENT_INPUTS)
-				input_event(event - EVENT_INPUTS, events[i].events);
+				input_event(event - EVENT_INPUTS);
 			else if (event >= EVENT_CALLS)
 				call_event(event - EVENT_CALLS);
 			else if (event >= EVENT_COMMANDS)

@@ -56,7 +56,7 @@ void outbox_clear(void); /* the owner is gone: drop what was not sent */
 void input_open_table(int epoll);
 int input_open(uint32_t id); /* a descriptor to read the input of this request from, or -errno */
 int input_add(uint32_t id, const char *data, size_t size);
-void input_event(uint64_t index, uint32_t events);
+void input_event(uint64_t index);
 void input_end(uint32_t id); /* its request has ended */
 
 /* --- Queued frames (frame_queue.c) --------------------------------------------------------------- */

@@ -8,6 +8,7 @@
 #include "sys.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -45,6 +46,8 @@ static struct input *find(uint32_t id)
 
 static void drop(struct input *input)
 {
+	/* A worker that has not closed its descriptors yet would keep it in the epoll. */
+	epoll_ctl(epoll, EPOLL_CTL_DEL, input->fd, NULL);
 	close_fd(&input->fd);
 	free(input->data);
 	input->data = NULL;
@@ -150,14 +153,15 @@ int input_add(uint32_t id, const char *data, size_t size)
 	return 0;
 }
 
-void input_event(uint64_t index, uint32_t events)
+void input_event(uint64_t index)
 {
 	struct input *input = index < highest ? &inputs[index] : NULL;
 
-	/* It may have been dropped in this same turn. */
+	/* It may have been dropped in this same turn, and its entry used again: then the event was of another one. */
 	if (!input || input->fd < 0)
 		return;
-	if (events & EPOLLERR) {
+	struct pollfd found = {.fd = input->fd, .events = POLLOUT};
+	if (poll(&found, 1, 0) > 0 && found.revents & POLLERR) {
 		report(input, 0);
 		drop(input);
 	} else {
