@@ -28,7 +28,7 @@ from dutyfree.engine.host import file_system
 from dutyfree.engine.layers import run_stage
 from dutyfree.substrates.bare.sandbox import BareSandbox
 from dutyfree.substrates.local.lifecycle import closing, require
-from dutyfree.substrates.local.owner import identity, is_dead
+from dutyfree.substrates.local.owner import abandoned, identity
 from dutyfree.substrates.local.reaper import OWNER, Reaper, kill_marked, remove_owned
 
 PREFIX = "dutyfree-bare-"
@@ -215,10 +215,7 @@ def leftovers(parent: Path) -> Iterator[Path]:
 
     A directory whose owner cannot be checked from here (another machine, another pid namespace) is skipped.
     """
-    for link in parent.glob(f"{PREFIX}*{OWNER}"):
-        with suppress(OSError):
-            if is_dead(str(link.readlink())):
-                yield link.with_suffix("")
+    return abandoned(parent, PREFIX)
 
 
 def remove_leftover(path: Path) -> None:

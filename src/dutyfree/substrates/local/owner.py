@@ -7,10 +7,14 @@ are removed.
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from dutyfree.engine.host.proc import boot_id
+from dutyfree.substrates.local.reaper import OWNER
 
 
 def identity(pid: int | str = "self") -> str | None:
@@ -63,3 +67,14 @@ def _exists(pid: int) -> bool:
     except PermissionError:
         pass
     return True
+
+
+def abandoned(parent: Path, prefix: str) -> Iterator[Path]:
+    """The directories in ``parent`` whose owner is certainly dead, and whose reaper was killed too.
+
+    Only those of this user: everyone can make links in /tmp, with any name and any owner.
+    """
+    for link in parent.glob(f"{glob.escape(prefix)}*{OWNER}"):
+        with contextlib.suppress(OSError):
+            if link.lstat().st_uid == os.geteuid() and is_dead(str(link.readlink())):
+                yield link.with_suffix("")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import json
 import os
 import signal
@@ -367,7 +368,7 @@ def remove_groups(name: str, seconds: float = 10.0) -> None:
     Raises OSError. Blocks.
     """
     until = time.monotonic() + seconds
-    tops = (GROUPS / name, *GROUPS.glob(f"*/{name}"))
+    tops = (GROUPS / name, *GROUPS.glob(f"*/{glob.escape(name)}"))
     for top in tops:
         _thaw(top)
     for top in tops:

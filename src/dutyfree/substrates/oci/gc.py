@@ -9,18 +9,15 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from dutyfree.substrates.local.owner import is_dead
-from dutyfree.substrates.local.reaper import OWNER, kill_marked, remove_groups, remove_owned
+from dutyfree.substrates.local.owner import abandoned
+from dutyfree.substrates.local.reaper import kill_marked, remove_groups, remove_owned
 
 PREFIX = "dutyfree-oci-"
 
 
 def leftovers(parent: Path) -> Iterator[Path]:
     """The directories in ``parent`` whose owner is certainly dead."""
-    for link in parent.glob(f"{PREFIX}*{OWNER}"):
-        with suppress(OSError):
-            if is_dead(str(link.readlink())):
-                yield link.with_suffix("")
+    return abandoned(parent, PREFIX)
 
 
 def remove_leftover(path: Path) -> None:
