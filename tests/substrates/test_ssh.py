@@ -26,6 +26,7 @@ from dutyfree.contract.errors import (
     CreateError,
     DutyfreeError,
     ExecError,
+    SandboxGone,
     SubstrateError,
     Unavailable,
     verdict,
@@ -148,6 +149,35 @@ async def test_a_directory_that_cannot_be_written_is_removed(ssh: Ssh, server: S
     async with ssh.sandbox() as sandbox:
         assert (await sandbox.exec("mkdir -p a/b && touch a/b/c && chmod 0 a/b a")).ok
     assert sandbox.id not in left(server)
+
+
+async def test_a_stopped_init_does_not_stay(ssh: Ssh, server: SshServer) -> None:
+    """A command can stop it, because both have the same user. Its supervisor ends it."""
+    async with unless_unknown(ssh.sandbox()) as sandbox:
+        with pytest.raises(SandboxGone):
+            await sandbox.exec("sleep 98764 & kill -STOP $PPID", timeout=1)
+    await until(lambda: sandbox.id not in left(server) and not sleepers("98764"))
+
+
+@pytest.mark.root("only root can make the directory of another user")
+async def test_a_program_of_another_user_is_not_run(server: SshServer) -> None:
+    """The directory vanished after the opening, as those in /tmp may, and another user made it anew."""
+    async with dutyfree.open("ssh", **server.options) as opened:
+        await enter(opened.sandbox())
+        (program,) = server.base.glob("init-*")
+        moved, ran = server.root / "moved", server.root / "ran"
+        for owner in (server.base, program):
+            server.base.rename(moved)
+            server.base.mkdir()
+            program.write_text(f"#!/bin/sh\ntouch {ran}\n")
+            program.chmod(0o755)
+            os.chown(owner, 65534, 65534)
+            with pytest.raises(CreateError, match="open the substrate again"):
+                await enter(opened.sandbox())
+            shutil.rmtree(server.base)
+            moved.rename(server.base)
+        assert not ran.exists()
+        await enter(opened.sandbox())
 
 
 # --- Connections ------------------------------------------------------------------------------------------

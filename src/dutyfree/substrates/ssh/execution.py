@@ -85,11 +85,11 @@ _HOLD = (
     + _KILL
     + r"""
 umask 022
-mkdir -p "$1" && ours "$1" && cd "$1" || exit 70
+mkdir -p -m 711 "$1" && ours "$1" && cd "$1" || exit 70
 for one in exec-*; do
   [ -f "$one/session" ] && [ ! -d "/proc/$(cat "$one/session")" ] && rm -rf "./$one"
 done
-mkdir "$2" "$2/work" "$2/tmp" && echo $$ >"$2/session" || exit 70
+mkdir -m 711 "$2" && mkdir "$2/work" "$2/tmp" && echo $$ >"$2/session" || exit 70
 echo dutyfree-made
 cat >/dev/null
 killed "DUTYFREE_SANDBOX=$2." "$PWD/$2"

@@ -39,8 +39,14 @@ ours() {
 
 # The copy gets its name when it is whole, so that no one runs a part of it.
 _INSTALL = (
-    f'{OURS}umask 022; mkdir -p "$1" && ours "$1" && cd "$1" && cat >"$2.$$" && chmod 755 "$2.$$"'
+    f'{OURS}umask 022; mkdir -p -m 711 "$1" && ours "$1" && cd "$1" && cat >"$2.$$" && chmod 755 "$2.$$"'
     ' && mv -f "$2.$$" "$2" && sha256sum "$2"'
+)
+# The directory may be gone since, and another user may have made one with its name. What is in it is run from
+# inside: then it is the directory that was checked.
+_START = (
+    'cd -P -- "$1" && [ -O . ] && [ -O "./$2" ] && exec "./$2" remote "$1" "$3";'
+    ' echo "our init is gone from $1: open the substrate again" >&2; exit 70'
 )
 _CHECK = f'{OURS}ours "$1" && cd "$1" && [ -O "$2" ] && sha256sum "$2"'
 
@@ -171,8 +177,8 @@ async def started(
     connections: Connections, connection: Connection, config: SshConfig, program: str, name: str
 ) -> Guest:
     """The init of a new sandbox, ready. Raises CreateError, CleanupError."""
-    directory = program.rpartition("/")[0]
-    command = f"exec {quoted((program, 'remote', directory, name))}"
+    directory, _, file = program.rpartition("/")
+    command = f"exec {quoted(('/bin/sh', '-c', _START, 'sh', directory, file, name))}"
     session, connected = await connections.session(connection, command)
     control = SessionControl(name, connections, connection, session, config.end_seconds)
     # Init is a process among others of the same user.

@@ -13,6 +13,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -20,6 +21,7 @@
 #include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -45,7 +47,7 @@ static int check_base(const char *base)
 {
 	struct stat found;
 
-	if (mkdir(base, 0755) < 0 && errno != EEXIST)
+	if (mkdir(base, 0711) < 0 && errno != EEXIST)
 		return -errno;
 	if (lstat(base, &found) < 0)
 		return -errno;
@@ -109,11 +111,12 @@ static void remove_abandoned(const char *base)
 		closedir(entries);
 }
 
-/* Another supervisor may take the new directory for an abandoned one until we have locked it. */
+/* Another supervisor may take the new directory for an abandoned one until we have locked it. Other users may enter it,
+ * but not read it: then they could lock it. */
 static int make_directory(const char *path)
 {
 	for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
-		if (mkdir(path, 0755) < 0 && errno != EEXIST)
+		if (mkdir(path, 0711) < 0 && errno != EEXIST)
 			return -errno;
 		int lock = lock_directory(path);
 		if (lock < 0) {
@@ -165,12 +168,33 @@ static pid_t start(bool isolated)
 	return pid < 0 ? -errno : (pid_t)pid;
 }
 
+/* Wait for the end of init. It ends soon after its stream, unless a command has stopped it: then kill it. */
 static int wait_for(pid_t pid)
 {
+	sigset_t child;
 	int status = 0;
 
-	while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
-		;
+	sigemptyset(&child);
+	sigaddset(&child, SIGCHLD);
+	AUTOCLOSE int signals = signalfd(-1, &child, SFD_CLOEXEC);
+	struct pollfd waits[] = {{.fd = signals, .events = POLLIN}, {.fd = 0, .events = POLLRDHUP}};
+	uint64_t end = 0;
+	while (waitpid(pid, &status, WNOHANG) == 0) {
+		struct signalfd_siginfo info;
+		if (end && now() > end) {
+			kill(pid, SIGKILL);
+			waits[1].fd = -1;
+			end = 0;
+		}
+		if (poll(waits, 2, end || signals < 0 ? 100 : -1) <= 0)
+			continue;
+		if (waits[0].revents && read(signals, &info, sizeof info) < 0)
+			break;
+		if (waits[1].revents & (POLLHUP | POLLRDHUP | POLLERR)) {
+			waits[1].fd = -1; /* or poll would return at once */
+			end = now() + END_NS;
+		}
+	}
 	return status;
 }
 
