@@ -22,6 +22,7 @@ from dutyfree import Limits
 from dutyfree.contract import Sandbox, Substrate
 from dutyfree.contract.errors import ActionError
 from dutyfree.engine.launcher import protocol
+from dutyfree.engine.launcher.client import BINARY
 from dutyfree.engine.launcher.protocol import Frame
 from dutyfree.engine.sandbox.channel import Channel
 from dutyfree.substrates.native import Native
@@ -193,6 +194,17 @@ def test_a_host_that_lets_everybody_look() -> None:
         ]
         ended = subprocess.run(command, capture_output=True, timeout=60, check=False)
     assert b"fs.suid_dumpable is 1" in ended.stderr, ended
+
+
+@pytest.mark.root("only root can cover a file of /proc")
+def test_a_container_on_such_a_host(tmp_path: Path) -> None:
+    covered = "echo 1 >one; mount --bind one /proc/sys/fs/suid_dumpable && exec $0 guest"
+    command = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c", covered, str(BINARY)]
+    ended = subprocess.run(
+        command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False
+    )
+    assert b"fs.suid_dumpable = 1" in ended.stderr, ended
+    assert ended.returncode == 70
 
 
 async def test_descriptors_that_nobody_asked_for() -> None:

@@ -9,6 +9,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -95,6 +96,13 @@ ssize_t read_file(int dir, const char *path, char *buffer, size_t size)
 	}
 	buffer[have] = 0;
 	return (ssize_t)have;
+}
+
+bool suid_dumpable_is_on(void)
+{
+	char text[16];
+
+	return read_file(AT_FDCWD, "/proc/sys/fs/suid_dumpable", text, sizeof text) > 0 && atoi(text) == 1;
 }
 
 int open_no_magiclinks(int dir, const char *path, int flags, mode_t mode, uint64_t resolve)

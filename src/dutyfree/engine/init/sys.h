@@ -31,6 +31,10 @@ int write_file(int dir, const char *path, const char *text);
 ssize_t read_file(int dir, const char *path, char *buffer, size_t size);
 int write_all(int fd, const void *data, size_t size);
 
+/* fs.suid_dumpable = 1 makes processes dumpable after setuid. A command shares init's memory until its exec, so a
+ * sandbox could read it. */
+bool suid_dumpable_is_on(void);
+
 /* Like openat, but it refuses magic links such as /proc/self/fd/N with ELOOP, because init's own descriptors must not
  * be opened through them. `resolve` adds flags of openat2. A descriptor or -errno. */
 int open_no_magiclinks(int dir, const char *path, int flags, mode_t mode, uint64_t resolve);

@@ -271,15 +271,6 @@ static void take_owner(void)
 	title_set_owner(peer.pid);
 }
 
-/* fs.suid_dumpable = 1 makes processes dumpable after setuid. A command shares init's memory until its exec, so a
- * sandbox could read it. */
-static bool suid_dumpable_is_on(int proc)
-{
-	char text[16];
-
-	return read_file(proc, "sys/fs/suid_dumpable", text, sizeof text) > 0 && atoi(text) == 1;
-}
-
 static void prepare(void)
 {
 	struct rlimit files;
@@ -319,7 +310,7 @@ static void prepare(void)
 		step = "isolation cannot be reduced without root";
 		error = -EPERM;
 	}
-	if (!error && suid_dumpable_is_on(proc)) {
+	if (!error && suid_dumpable_is_on()) {
 		step = "fs.suid_dumpable is 1, so a sandbox could read the memory of its PID 1; set it to 0 or 2";
 		error = -EPERM;
 	}

@@ -23,6 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -56,6 +57,7 @@ static int user_namespace(unsigned first)
 		return -errno;
 	pid_t pid = fork();
 	if (pid == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		close(ends[0]);
 		bool made = unshare(CLONE_NEWUSER) == 0 && write_all(ends[1], "", 1) == 0;
 		while (made)

@@ -99,6 +99,10 @@ static int serve(bool among_others, int input, int output)
 	sigset_t all;
 
 	shares_pids = among_others;
+	if (!is_remote && suid_dumpable_is_on()) {
+		fputs("dutyfree-init: fs.suid_dumpable = 1 lets commands read init's memory: set it to 0 or 2\n", stderr);
+		return 70;
+	}
 	protect_limits();
 	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0) {
 		perror("dutyfree-init: cannot clear the dumpable flag");
