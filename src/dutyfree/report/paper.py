@@ -158,12 +158,14 @@ def sentences(summary: Summary) -> list[str]:
         if (why := why_not(summary, label)) is not None:
             others.setdefault(why, []).append(label)
     left = "; ".join(f"{enumeration(labels)} ({why})" for why, labels in others.items())
+    offline = summary.plan.get("offline")
+    source = "cloned from a copy in the sandbox" if offline else "from a git server on the loopback"
     text = f"Comparable with the paper, because measured as people use them: {enumeration(used)}."
     return [
         text + (f" Not comparable: {left}." if left else ""),
         _narrowing(summary, used),
         "The paper's hosts, networks and images are not ours. Here all runs on one machine, with the same "
-        "software, one repository, and a git server on the loopback, so no time is spent on a network. "
+        f"software and one repository, {source}, so no time is spent on a network. "
         "Compare the spreads and the order, not the times.",
     ]
 
