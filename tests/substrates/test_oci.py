@@ -66,6 +66,7 @@ async def test_conformance(oci: Oci, check: Check) -> None:
     await check(oci)
 
 
+@pytest.mark.slow
 async def test_no_id_of_gvisor_is_the_beginning_of_another() -> None:
     """It takes the beginning of an id for the id, when it enters a container and when it removes files."""
     need("runsc")

@@ -151,6 +151,7 @@ async def test_a_directory_that_cannot_be_written_is_removed(ssh: Ssh, server: S
     assert sandbox.id not in left(server)
 
 
+@pytest.mark.slow
 async def test_a_stopped_init_does_not_stay(ssh: Ssh, server: SshServer) -> None:
     """A command can stop it, because both have the same user. Its supervisor ends it."""
     async with unless_unknown(ssh.sandbox()) as sandbox:
