@@ -83,6 +83,28 @@ async def test_no_id_of_gvisor_is_the_beginning_of_another() -> None:
         assert (await tenth.exec("ls first")).exit_code != 0
 
 
+@pytest.mark.parametrize("runtime", ["crun", "runsc"])
+async def test_the_host_limits_the_processor(runtime: str) -> None:
+    """Also of gVisor, which itself only estimates the processor time of its processes."""
+    need(runtime)
+    work = "import time; t = time.time()\nwhile time.time() - t < 2: pass"
+    async with dutyfree.open("oci", runtime=runtime) as oci, oci.sandbox(limits=Limits(cpus=0.25)) as sandbox:
+        used = processor_seconds(sandbox.id)
+        begun = anyio.current_time()
+        assert (await sandbox.exec(["python3", "-c", work])).ok
+        share = (processor_seconds(sandbox.id) - used) / (anyio.current_time() - begun)
+    assert 0.05 < share < 0.4
+
+
+def processor_seconds(name: str) -> float:
+    """What the processes of a container have used, and those that they have waited for."""
+    group = next(Path("/sys/fs/cgroup").glob(f"**/{name}*/cgroup.procs"))
+    ticks = 0
+    for pid in group.read_text().split():
+        ticks += sum(int(word) for word in proc.read(f"{pid}/stat").rpartition(b")")[2].split()[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 async def test_a_container_that_cannot_be_resumed(tmp_path: Path) -> None:
     """It stays paused, and does not count as running."""
     need("crun")
