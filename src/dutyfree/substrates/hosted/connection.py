@@ -130,7 +130,7 @@ class Connection:
         self._closed = False
 
     async def open(self) -> None:
-        """Connect, if there is no connection. Raises Unavailable, all at once for those who wait for it."""
+        """Connect, if there is no connection. All who wait for one attempt share its failure: Unavailable."""
         earlier = self._failure
         async with self._opening:
             if self._socket is not None or self._closed:

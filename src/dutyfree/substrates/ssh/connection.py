@@ -158,9 +158,8 @@ class Connections:
         self._open: list[Connection] = []
         self._count = 0
         self._opening = anyio.Lock()
-        self._failures = 0
         self._failure: Unavailable | None = None
-        """How many connections could not be opened, and why the last one."""
+        """Why the latest attempt to connect failed."""
 
     async def machine(self, patience: float = 0.0) -> Machine:
         """Open a connection if there is none; try again for ``patience`` seconds. Raises Unavailable."""
@@ -183,13 +182,14 @@ class Connections:
         """
         found = self._with_room()
         if found is None:
-            failures = self._failures
+            earlier = self._failure
             async with self._opening:
                 found = self._with_room()
                 if found is None:
-                    if self._failures > failures and self._failure is not None:
-                        # It was tried while this one waited: to try once for each would take very long.
-                        raise Unavailable(self._failure.message, remedy=self._failure.remedy)
+                    failure = self._failure
+                    if failure is not None and failure is not earlier:
+                        # Another task tried while this one waited. One attempt for each takes too long.
+                        raise Unavailable(failure.message, remedy=failure.remedy)
                     found = await self._opened(seconds or self._config.connect_seconds)
                 found.used += 1
         else:
@@ -203,7 +203,6 @@ class Connections:
         try:
             found = await self._connect(seconds)
         except Unavailable as error:
-            self._failures += 1
             self._failure = error
             raise
         self._open.append(found)
@@ -266,7 +265,7 @@ class Connections:
                 await session.end()
 
     async def answers(self, connection: Connection) -> bool:
-        """Whether the sshd of a connection answers soon, also if it cannot start a program."""
+        """Whether the sshd of a connection answers soon; an answer that it cannot start a program counts."""
         if not connection.is_open:
             return False
         null = asyncio.subprocess.DEVNULL

@@ -42,13 +42,14 @@ _INSTALL = (
     f'{OURS}umask 022; mkdir -p -m 711 "$1" && ours "$1" && cd "$1" && cat >"$2.$$" && chmod 755 "$2.$$"'
     ' && mv -f "$2.$$" "$2" && sha256sum "$2"'
 )
-# The directory may be gone since, and another user may have made one with its name. What is in it is run from
-# inside: then it is the directory that was checked.
+_CHECK = f'{OURS}ours "$1" && cd "$1" && [ -O "$2" ] && sha256sum "$2"'
+
+# Since the opening the directory may have vanished, and another user may have made one with its name. So enter
+# it, check it from inside, and run what is in it: nobody can replace it in between.
 _START = (
     'cd -P -- "$1" && [ -O . ] && [ -O "./$2" ] && exec "./$2" remote "$1" "$3";'
     ' echo "our init is gone from $1: open the substrate again" >&2; exit 70'
 )
-_CHECK = f'{OURS}ours "$1" && cd "$1" && [ -O "$2" ] && sha256sum "$2"'
 
 
 def base(config: SshConfig, machine: Machine) -> str:

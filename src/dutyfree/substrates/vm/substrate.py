@@ -188,17 +188,13 @@ def leftovers() -> Iterator[Path]:
                 os.close(descriptor)
 
 
-async def _descriptor(made: Callable[[], int]) -> int:
-    """What ``made`` opens, in a thread. The caller closes it."""
+async def _descriptor(opened: Callable[[], int]) -> int:
+    """Open a descriptor in a thread, and return it. The caller closes it."""
 
     async def undo(descriptor: int) -> None:
         os.close(descriptor)
 
-    return await uninterrupted(anyio.to_thread.run_sync(made), undo)
-
-
-async def _closed(made: OpenDisks) -> None:
-    await anyio.to_thread.run_sync(made.close)
+    return await uninterrupted(anyio.to_thread.run_sync(opened), undo)
 
 
 def _mark(directory: Path) -> str:
@@ -322,11 +318,7 @@ class VmSubstrate:
     @asynccontextmanager
     async def _lower(self, found: LowerDirectories) -> AsyncIterator[Files]:
         """The files of a machine, until a QEMU process has inherited them. Raises CreateError."""
-
-        async def make() -> OpenDisks:
-            making = anyio.to_thread.run_sync(OpenDisks, self._opened(found), limiter=self._makers)
-            return await uninterrupted(making, _closed)
-
+        make = partial(self._make_disks, lambda: OpenDisks(self._opened(found)))
         async with self._disks.use(_layers(found), make) as lower:
             if len(lower.descriptors) > MOST:
                 raise CreateError(
@@ -334,6 +326,14 @@ class VmSubstrate:
                     remedy="use fewer stages, or an image with fewer layers",
                 )
             yield self._files._replace(lower=lower.descriptors)
+
+    async def _make_disks(self, make: Callable[[], OpenDisks]) -> OpenDisks:
+        """In a thread. If the caller is cancelled, they are closed."""
+
+        async def undo(made: OpenDisks) -> None:
+            await anyio.to_thread.run_sync(made.close)
+
+        return await uninterrupted(anyio.to_thread.run_sync(make, limiter=self._makers), undo)
 
     def _opened(self, found: LowerDirectories) -> Iterator[int]:
         """Blocks. Raises CreateError."""
@@ -368,13 +368,8 @@ class VmSubstrate:
         if kind.shape.upper != "disk":
             return -1
         assert kind.disk is not None
-        size = kind.disk
-
-        async def make() -> OpenDisks:
-            making = anyio.to_thread.run_sync(disks.template, size, limiter=self._makers)
-            return await uninterrupted(making, _closed)
-
-        async with self._empty.use(size, make) as template:
+        make = partial(self._make_disks, partial(disks.template, kind.disk))
+        async with self._empty.use(kind.disk, make) as template:
             return await _descriptor(partial(copied, template.descriptors[0]))
 
     async def _save(self, kind: _Kind, files: Files) -> Saved:
