@@ -44,8 +44,8 @@ _INSTALL = (
 )
 _CHECK = f'{OURS}ours "$1" && cd "$1" && [ -O "$2" ] && sha256sum "$2"'
 
-# Since the opening the directory may have vanished, and another user may have made one with its name. So enter
-# it, check it from inside, and run what is in it: nobody can replace it in between.
+# Since the opening the directory may have vanished, and another user may have made one with its name. So
+# enter it, check it from inside, and run what is in it: nobody can replace it in between.
 _START = (
     'cd -P -- "$1" && [ -O . ] && [ -O "./$2" ] && exec "./$2" remote "$1" "$3";'
     ' echo "our init is gone from $1: open the substrate again" >&2; exit 70'
