@@ -22,6 +22,7 @@ from dutyfree.cli.signals import run_async
 from dutyfree.contract.errors import UsageError
 from dutyfree.server import listen, logs, state_lock
 from dutyfree.server.admission import TenantLimits
+from dutyfree.server.garbage import rare_collections
 from dutyfree.server.service import DATABASE, Service, default_state
 from dutyfree.server.tokens import Tokens
 from dutyfree.server.tracing import Tracing
@@ -147,7 +148,7 @@ async def _serve(
     stopped = asyncio.Event()
     if not until_eof:  # already now: a server that is told to stop while it starts has taken over sandboxes
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    async with Service.open(state, options, keep=not until_eof) as service:
+    async with rare_collections(), Service.open(state, options, keep=not until_eof) as service:
         observe(service)
         async with listen.serving(service, address, certificate=certificate, key=key) as url:
             _announce(url, address, taken_over=len(service.sandboxes))

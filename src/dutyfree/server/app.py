@@ -164,15 +164,15 @@ class Routes:
         channel = Channel(self._service, tenant, direct, LARGEST_REQUEST)
         ended: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
 
-        def receive(frame: bytes) -> None:
+        def receive(frame: bytes, since: float) -> None:
             if ended.done():
                 return
             try:
-                channel.receive(frame)
+                channel.receive(frame, since)
             except ProtocolError as error:
                 ended.set_result((4400, str(error)[:100]))
 
-        direct.hand_over(receive)
+        direct.hand_over(self._service.turns, receive)
         gone = asyncio.create_task(socket.receive())  # the end, or a text, which is no frame
         refused = asyncio.create_task(self._until_refused(socket))
         try:
@@ -184,6 +184,7 @@ class Routes:
             with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # it is closed already
                 await socket.close(code, reason)
         finally:
+            ended.cancel()  # messages that wait in the inbox are dropped
             gone.cancel()
             refused.cancel()
             await channel.close()

@@ -78,8 +78,8 @@ class Channel:
         self.name = secrets.token_hex(4)
         """For the log: the id of a call is this and its number."""
 
-    def receive(self, frame: bytes) -> None:
-        """Handle a frame. Raises ProtocolError."""
+    def receive(self, frame: bytes, since: float) -> None:
+        """Handle a frame that came then. Raises ProtocolError."""
         try:
             message = self._assembler.add(frame)
         except ValueError as error:
@@ -90,7 +90,7 @@ class Channel:
             return
         kind, number, payload = message
         if kind == Kind.CALL:
-            self._start(number, payload)
+            self._start(number, payload, since)
             return
         call = self._calls.get(number)
         if call is None:
@@ -106,17 +106,19 @@ class Channel:
         else:
             raise ProtocolError(f"a client does not send frames of kind {kind}")
 
-    def _start(self, number: int, payload: bytes) -> None:
+    def _start(self, number: int, payload: bytes, since: float) -> None:
         if number in self._calls:
             raise ProtocolError(f"the number {number} is in use")
         try:
             call = codec.decode(payload, Call, plain=False)
         except msgspec.DecodeError as error:
             raise ProtocolError(str(error)) from error
-        if not self.service.overload.admits(self.tenant, call.method):  # before anything is spent on it
+        if not self.service.overload.admits(
+            self.tenant, call.method, since
+        ):  # before anything is spent on it
             self._refuse(number)
             return
-        quick = quick_calls.begin(self, number, call, len(payload))
+        quick = quick_calls.begin(self, number, call, len(payload), since)
         if quick is None:
             self._calls[number] = RunningCall(self, number, call, len(payload))
         else:

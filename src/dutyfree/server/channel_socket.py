@@ -17,6 +17,7 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 
 from dutyfree.server.connections import GuardedConfig, UnreadAnswer, address_of, reset
+from dutyfree.server.turns import Inbox, Turns
 from dutyfree.wire.websocket import MessageFinder, pack
 
 PIECES_MAX = 1024
@@ -29,12 +30,12 @@ class ChannelSocket(WebSocketsSansIOProtocol):
     """A WebSocket whose messages go to a function at once, after ``hand_over``."""
 
     config: GuardedConfig
-    on_message: Callable[[bytes], None] | None = None
+    _inbox: Inbox | None = None
     _finder: MessageFinder | None = None
     _descriptor: int | None = None
     """Of the connection, if its bytes go as they are."""
-    _holds_back = False
-    """Whether no messages are read, because too many answers wait."""
+    _pauses = 0
+    """How many reasons there are to read no messages: too many answers wait, or messages."""
     _pong = b""
     """The answer to the latest ping, if the client does not take what was sent before."""
 
@@ -60,13 +61,13 @@ class ChannelSocket(WebSocketsSansIOProtocol):
 
     def pause_reading(self) -> None:
         """Take no further messages. ``check`` ends a client that does not take the answers."""
-        self._holds_back = True
-        if not self.transport.is_closing():
+        self._pauses += 1
+        if self._pauses == 1 and not self.transport.is_closing():
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        self._holds_back = False
-        if not self.transport.is_closing():
+        self._pauses -= 1
+        if not self._pauses and not self.transport.is_closing():
             self.transport.resume_reading()
 
     def check(self, now: float) -> None:
@@ -81,7 +82,7 @@ class ChannelSocket(WebSocketsSansIOProtocol):
             self._pong = b"".join(self.conn.data_to_send())
 
     def keepalive_timeout(self) -> None:
-        if self._holds_back:  # its pong may be there, unread
+        if self._pauses:  # its pong may be there, unread
             self.pong_timer = self.pending_ping_payload = None
             self.schedule_ping()
             return
@@ -110,11 +111,11 @@ class ChannelSocket(WebSocketsSansIOProtocol):
             cast("dict[str, object]", self.scope)[_SCOPE] = self
 
     def send_receive_event_to_app(self) -> None:
-        if self.on_message is None or self.curr_msg_data_type == "text" or self.close_sent:
+        if self._inbox is None or self.curr_msg_data_type == "text" or self.close_sent:
             super().send_receive_event_to_app()
             return
         parts, self.frames = self.frames, []
-        self.on_message(bytes(parts[0]) if len(parts) == 1 else b"".join(parts))
+        self._inbox.add(bytes(parts[0]) if len(parts) == 1 else b"".join(parts))
 
     def data_received(self, data: bytes) -> None:
         if self._finder is not None:
@@ -122,17 +123,18 @@ class ChannelSocket(WebSocketsSansIOProtocol):
         else:
             super().data_received(data)
 
-    def hand_over(self, on_message: Callable[[bytes], None]) -> None:
-        """From now on pass messages to this function."""
-        self.on_message = on_message
+    def hand_over(self, turns: Turns, on_message: Callable[[bytes, float], None]) -> None:
+        """From now on pass messages to this function, with when they came."""
+
+        def handle(message: bytes, since: float) -> None:
+            if not self.close_sent:
+                on_message(message, since)
+
+        self._inbox = Inbox(turns, self, handle)
         if self.transport.get_extra_info("sslcontext") is None:
             self._descriptor = self.transport.get_extra_info("socket").fileno()
         size = self.config.ws_max_size
-        self._finder = MessageFinder(size, self._message, super().data_received, masked=True)
-
-    def _message(self, message: bytes) -> None:
-        if self.on_message is not None and not self.close_sent:
-            self.on_message(message)
+        self._finder = MessageFinder(size, self._inbox.add, super().data_received, masked=True)
 
     def write_now(self, frame: bytes) -> bool:
         """Send a message if the client has taken those before; False if it has not, or is gone."""

@@ -2,19 +2,22 @@
 
 A burst is no overload: a batch of rollouts may begin a thousand commands at once, and they wait a moment. But
 if for a while most calls were late, there is a standing queue (the idea of CoDel). A queue that grows all the
-while is one sooner: calls arrive faster than they end, so each waits longer than the one before. From then on
-only as many calls run at once as end within ``DELAY`` (Little's law: the rate at which they end, times the
-delay), and the others are refused at once. Each tenant may have its share of that, so a greedy one is refused
-first. It ends when for a while no call had to be refused.
+while is one sooner: calls arrive faster than they end, so each waits longer than the one before. One that
+gets shorter is a burst that is worked off.
 
-What counts as late is the time that a call takes beyond its own work. Long commands do not add to it, and
-count as running only for the first second.
+From then on only as many calls run at once as end within ``DELAY`` (Little's law: the rate at which they end,
+times the delay), and the others are refused at once. Each tenant may have its share of that, so a greedy one
+is refused first. It ends when for a while no call had to be refused.
+
+What counts as late is the time that a call waits, or takes beyond its own work. Long commands do not add to
+it, and count as running only for the first second.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from time import perf_counter
@@ -24,23 +27,27 @@ from dutyfree.contract.errors import Overloaded
 
 LATE = 0.05
 """Seconds beyond its own work from which on a call is late."""
-STANDING = 0.1
-"""Seconds for which most calls must have been late."""
+STANDING = 0.3
+"""Seconds for which most calls must have been late, and the queue not become shorter."""
 GROWING_LATE = 0.02
 GROWING = 0.06
 """The same two for a queue that has grown in that time."""
 MOST = 0.7
 """The share of calls that are most of them."""
-DELAY = 0.01
+DELAY = 0.005
 """Seconds that calls may take while others are refused."""
-ALWAYS = 64
+ALWAYS = 32
 """Calls that may run at once in any case."""
+FEW = 128
+"""Calls that are no burst: a queue of so few stands, even if it becomes shorter for a moment."""
 BURST = 1024
 """Calls that may always begin together: the queue of a batch of rollouts grows for a moment, too."""
 QUIET = 1.0
 """Seconds without a refusal after which all calls are taken again."""
 TICK = 0.02
 """Seconds between two measurements of the event loop's own delay."""
+GRACE = 0.005
+"""Seconds by which a measurement may be late without a meaning."""
 
 _BUCKET = 0.1
 _BUCKETS = 10
@@ -52,21 +59,21 @@ NEVER = frozenset(("release", "keep_alive", "process_kill", "process_signal", "f
 
 
 class _Lateness:
-    """Since when most calls are late by more than a limit."""
+    """Since when most calls are late by more than a limit, and not fewer are under way."""
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
         self._recent: deque[bool] = deque(maxlen=_RECENT)
         self._since: float | None = None
         self.count = 0
-        """How many calls ran then."""
+        """How many calls were under way then."""
 
     def note(self, delay: float, now: float, count: int) -> float:
-        """A call was late by so much, and ``count`` run. Returns for how many seconds most have been late."""
+        """A call was late by so much, and ``count`` are under way. Returns for how many seconds it is so."""
         self._recent.append(delay >= self._limit)
         if sum(self._recent) < MOST * len(self._recent):
             self._since = None
-        elif self._since is None:
+        elif self._since is None or FEW < count < self.count:
             self._since, self.count = now, count
         return 0.0 if self._since is None else now - self._since
 
@@ -86,8 +93,10 @@ class OverloadControl:
         self._number = 0
         self._running: deque[Counter[str]] = deque([Counter() for _ in range(_BUCKETS)], _BUCKETS)
         """Calls of each tenant that have not ended, by when they began: the latest bucket is the last."""
+        self.waiting = 0
+        """Calls that have arrived and have not been looked at."""
         self._count = 0
-        """All of these. The sums are kept, because a refusal must cost little: there may be many."""
+        """All that run. The sums are kept, because a refusal must cost little: there may be many."""
         self._of_tenant: Counter[str] = Counter()
         """Those of each tenant that has any."""
         self._ended: deque[int] = deque([0] * _BUCKETS, _BUCKETS)
@@ -101,19 +110,17 @@ class OverloadControl:
 
     def note(self, delay: float, now: float) -> None:
         """A call, or the event loop, was late by so many seconds."""
-        stands = self._late.note(delay, now, self._count) >= STANDING
-        grows = self._growing.note(delay, now, self._count) >= GROWING
-        if self._refused_at is None and (stands or (grows and self._has_grown())):
+        count = self._count + self.waiting
+        stands = self._late.note(delay, now, count) >= STANDING
+        grows = self._growing.note(delay, now, count) >= GROWING
+        if self._refused_at is None and (stands or (grows and count > max(BURST, self._growing.count))):
             self._refused_at = now
 
-    def _has_grown(self) -> bool:
-        return self._count > BURST and self._count > self._growing.count
-
-    def admit(self, tenant: str, now: float) -> bool:
-        """Whether a call of the tenant may begin. It then counts as running, until ``end``."""
+    def admit(self, tenant: str, now: float, waited: float = 0.0) -> bool:
+        """Whether a call of the tenant may begin that has waited so long. It then runs, until ``end``."""
         self._advance(now)
         if self._refused_at is not None:
-            if self._is_full(tenant):
+            if waited >= LATE or self._is_full(tenant):
                 self._refused_at = now
                 return False
             if now - self._refused_at > QUIET:
@@ -131,13 +138,17 @@ class OverloadControl:
         return self._count >= most and tenants[tenant] >= most / (len(tenants) + (tenant not in tenants))
 
     def end(self, tenant: str, begun: float, now: float) -> None:
-        """A call of the tenant has ended that began then."""
+        """A call of the tenant has ended that began then, and was admitted at about that time."""
         self._advance(now)
         self._ended[-1] += 1
-        age = self._number - int(begun / _BUCKET)
-        if 0 <= age < _BUCKETS and self._running[-1 - age][tenant] > 0:
-            self._running[-1 - age][tenant] -= 1
-            self._forget(tenant, 1)
+        first = max(0, self._number - int(begun / _BUCKET))
+        if first >= _BUCKETS:
+            return
+        for age in (*range(first, -1, -1), *range(first + 1, _BUCKETS)):
+            if self._running[-1 - age][tenant] > 0:
+                self._running[-1 - age][tenant] -= 1
+                self._forget(tenant, 1)
+                return
 
     def _forget(self, tenant: str, count: int) -> None:
         """So many calls of the tenant run no more, or count no more."""
@@ -166,16 +177,28 @@ class OverloadControl:
 
 
 class Overload:
-    """The control of one server, with its clock: that of the event loop stands still during a turn."""
+    """The control of one server, with its clock."""
 
     def __init__(self) -> None:
         self._control = OverloadControl()
         self.refused = 0
         """Calls that were refused since the start."""
+        self._tick_due = math.inf
 
-    def admits(self, tenant: str, call: str) -> bool:
-        """Whether the call may begin; ``ended`` must follow then."""
-        if self._control.admit(tenant, perf_counter()) or call in NEVER:
+    @property
+    def loop_is_late(self) -> bool:
+        """Whether the event loop should have begun a new turn by now."""
+        return perf_counter() > self._tick_due + GRACE
+
+    @property
+    def refusing(self) -> bool:
+        """Whether calls may be refused now."""
+        return self._control.refusing
+
+    def admits(self, tenant: str, call: str, since: float | None = None) -> bool:
+        """Whether the call may begin that came at ``since``; ``ended`` must follow then."""
+        now = perf_counter()
+        if self._control.admit(tenant, now, 0.0 if since is None else now - since) or call in NEVER:
             return True
         self.refused += 1
         return False
@@ -199,7 +222,12 @@ class Overload:
         now = perf_counter()
         self._control.end(tenant, begun, now)
         if isinstance(result, Observation):
-            self._control.note(sum([span.seconds for span in result.spans if span.name != "run"]), now)
+            own = sum([span.seconds for span in result.spans if span.name == "run"])
+            self._control.note(now - begun - own, now)
+
+    def waits(self, more: int) -> None:
+        """So many more calls wait to be looked at, or fewer."""
+        self._control.waiting += more
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
@@ -209,10 +237,11 @@ class Overload:
             yield
         finally:
             ticking.cancel()
+            self._tick_due = math.inf
 
     async def _tick(self) -> None:
         while True:
-            due = perf_counter() + TICK
+            self._tick_due = perf_counter() + TICK
             await asyncio.sleep(TICK)
             now = perf_counter()
-            self._control.note(max(0.0, now - due), now)
+            self._control.note(max(0.0, now - self._tick_due), now)

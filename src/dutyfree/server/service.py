@@ -35,6 +35,7 @@ from dutyfree.server.readiness import Readiness
 from dutyfree.server.records import SandboxRecords
 from dutyfree.server.sandboxes import REMEMBERED, Sandboxes
 from dutyfree.server.tokens import Tokens
+from dutyfree.server.turns import Turns
 from dutyfree.substrates import registry
 from dutyfree.substrates.native import Native, NativeConfig
 from dutyfree.wire.recipes import WireRecipe, from_wire, to_wire
@@ -59,6 +60,7 @@ class Service:
         self._records = records
         self.sandboxes = Sandboxes(records)
         self.overload = Overload()
+        self.turns = Turns(self.overload)
         self.metrics = Metrics(self.sandboxes, self.overload)
         self.events = Events(self.sandboxes, lambda: native.pool)
         self.admission = Admission(tokens.limits)
