@@ -450,12 +450,16 @@ async def test_an_answer_for_which_there_is_no_room_does_not_ask_for_the_call_ag
 async def test_pieces_without_content_are_not_free(server: tuple[Service, str]) -> None:
     """Each would take memory for a message that never ends."""
     _, address = server
+
+    async def send_pieces() -> None:
+        for number in range(LARGEST_REQUEST // frames.PIECE_COST + 2):
+            await client.send(frames.HEAD.pack(Kind.CALL | frames.MORE, number))
+        async with asyncio.timeout(10):
+            await client.recv()
+
     async with channel(address) as client:
         with pytest.raises(ConnectionClosed):
-            for number in range(LARGEST_REQUEST // frames.PIECE_COST + 2):
-                await client.send(frames.HEAD.pack(Kind.CALL | frames.MORE, number))
-            async with asyncio.timeout(10):
-                await client.recv()
+            await send_pieces()
 
 
 async def test_channels_and_calls_of_a_tenant_are_bounded(server: tuple[Service, str]) -> None:
