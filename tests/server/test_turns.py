@@ -12,7 +12,7 @@ import pytest
 
 from dutyfree.server.garbage import rare_collections
 from dutyfree.server.overload import TICK, Overload
-from dutyfree.server.turns import BUDGET, Inbox, Turns
+from dutyfree.server.turns import BUDGET, MOST, Inbox, Turns
 
 
 async def turn() -> None:
@@ -85,6 +85,17 @@ async def test_the_others_wait_in_their_order_and_no_more_are_read(turns: Turns)
     for _ in MESSAGES:
         await turn()
     assert client.handled == MESSAGES
+    assert client.reads
+
+
+async def test_a_client_that_sends_many_small_messages_fills_no_memory(turns: Turns) -> None:
+    client = Client(turns)
+    work(2 * TICK)
+    sent = [number.to_bytes(4) for number in range(3 * MOST)]
+    client.send(*sent)
+    assert client.handled == sent[: 2 * MOST]
+    await turn()
+    assert client.handled == sent
     assert client.reads
 
 

@@ -18,6 +18,9 @@ from dutyfree.server.overload import Overload
 BUDGET = 0.02
 """Seconds of a turn for messages that waited for it."""
 
+MOST = 1024
+"""Messages of a client that may wait. If there are more, they are small, and the first is handled at once."""
+
 
 class Source(Protocol):
     """Where messages come from."""
@@ -81,6 +84,8 @@ class Inbox:
         if not self._turns.is_over:
             self._handle(message, now)
             return
+        if len(self._messages) == MOST:
+            self.handle_one()
         self._messages.append((message, now))
         self._turns.overload.waits(1)
         if len(self._messages) == 1:
