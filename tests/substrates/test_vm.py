@@ -15,6 +15,7 @@ import signal
 import socket
 import stat
 import subprocess
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -49,7 +50,7 @@ from dutyfree.substrates.vm.disks import OpenDisks
 from dutyfree.substrates.vm.machine import WORD
 from dutyfree.substrates.vm.qemu import Files, Hardware, Memory, Qemu, Shape, arguments
 from dutyfree.substrates.vm.sshd import SshdSandbox
-from dutyfree.substrates.vm.substrate import VmSubstrate, filled
+from dutyfree.substrates.vm.substrate import VmSubstrate, _descriptor, filled
 from tests.awaiting import appeared, enter, together
 from tests.conftest import probed
 from tests.processes import eventually, speaking_python
@@ -531,6 +532,25 @@ def test_disks_that_cannot_all_be_opened_are_closed() -> None:
 
     with pytest.raises(CreateError):
         OpenDisks(some())
+    assert os.read(ends[0], 1) == b""
+    os.close(ends[0])
+
+
+async def test_a_disk_that_a_cancelled_creation_opens_is_closed() -> None:
+    ends = os.pipe()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def opened() -> int:
+        begun.set()
+        go_on.wait(60)
+        return ends[1]
+
+    task = asyncio.create_task(_descriptor(opened))
+    await anyio.to_thread.run_sync(begun.wait)
+    task.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert os.read(ends[0], 1) == b""
     os.close(ends[0])
 
