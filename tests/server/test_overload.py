@@ -71,7 +71,7 @@ class Modelled(NamedTuple):
 def model(arrivals: list[float], capacity: int = CAPACITY) -> Modelled:
     """What an event loop does that handles in each turn the answers that came, and calls for a while."""
     control, found = OverloadControl(), Modelled([], [])
-    coming, waiting, answers = deque(sorted(arrivals)), deque[float](), list[tuple[float, float]]()
+    coming, waiting, answers = deque(sorted(arrivals)), deque[float](), list[tuple[float, float, float]]()
     now = 0.0
     while coming or waiting or answers:
         if not waiting:
@@ -82,18 +82,19 @@ def model(arrivals: list[float], capacity: int = CAPACITY) -> Modelled:
         for _ in range(len(answers)):
             if answers[0][0] > now:
                 break
-            _, arrived = heapq.heappop(answers)
+            _, arrived, begun = heapq.heappop(answers)
             now += 0.7 / capacity
-            control.end("a", arrived, now)
-            control.note(now - arrived, now)
+            control.end("a", begun, now)
+            control.note(now - begun, now)
             found.waits.append(now - arrived)
         end = now + BUDGET
         while waiting and (control.refusing or now < end):
             arrived = waiting.popleft()
             control.waiting -= 1
+            control.note_wait(now - arrived, now)
             if control.admit("a", now, now - arrived):
                 now += 0.3 / capacity
-                heapq.heappush(answers, (now + 0.0007, arrived))
+                heapq.heappush(answers, (now + 0.0007, arrived, now))
             else:
                 now += 0.15 / capacity
                 found.refused.append(now)
@@ -112,7 +113,7 @@ def arriving(rate: float, seconds: float, chance: random.Random) -> list[float]:
 def test_twice_the_load_is_noticed_before_many_calls_wait(capacity: int) -> None:
     found = model(arriving(2 * capacity, 5, random.Random(1)), capacity)
     assert found.refused[0] < 0.5
-    assert sum(wait > 2 * LATE for wait in found.waits) < 0.3 * capacity
+    assert sum(wait > 2 * LATE for wait in found.waits) < 0.4 * capacity
     assert max(found.waits) < 0.3
 
 
@@ -158,12 +159,31 @@ def test_calls_that_end_make_room() -> None:
     assert not control.admit("a", now)
 
 
-def test_long_commands_count_for_a_second_only() -> None:
+def test_long_commands_count_at_their_beginning_only() -> None:
     control = OverloadControl()
     now = late(control)
     while control.admit("a", now):
         pass
-    assert control.admit("a", now + 1.1)
+    assert control.admit("a", now + 0.21)
+
+
+def test_what_waited_too_long_is_refused_unless_its_tenant_has_nothing_else() -> None:
+    control = OverloadControl()
+    now = late(control)
+    assert control.admit("a", now, waited=LATE)
+    assert not control.admit("a", now, waited=LATE)
+    assert control.admit("a", now)
+    assert control.admit("b", now, waited=LATE)
+
+
+def test_calls_that_are_never_refused_make_no_room_for_others() -> None:
+    control = OverloadControl()
+    now = late(control)
+    while control.admit("a", now):
+        pass
+    control.take("a", now)
+    control.end("a", now, now)
+    assert not control.admit("a", now)
 
 
 def test_all_calls_are_taken_again_after_a_quiet_while() -> None:

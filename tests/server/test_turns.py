@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from dutyfree.server.garbage import rare_collections
+from dutyfree.server import garbage
 from dutyfree.server.overload import TICK, Overload
 from dutyfree.server.turns import BUDGET, MOST, Inbox, Turns
 
@@ -59,73 +58,106 @@ MESSAGES = [bytes([number]) for number in range(20)]
 LONG = BUDGET / 3
 
 
+class Late(Overload):
+    """The event loop is late whenever the test says so."""
+
+    loop_is_late = False
+
+
 @pytest.fixture
-async def turns() -> AsyncIterator[Turns]:
-    overload = Overload()
-    async with overload.watching():
-        await turn()
-        yield Turns(overload)
+def overload() -> Late:
+    return Late()
 
 
-async def test_messages_that_fit_are_handled_at_once(turns: Turns) -> None:
-    client = Client(turns)
+async def test_messages_that_fit_are_handled_at_once(overload: Late) -> None:
+    client = Client(Turns(overload))
     client.send(*MESSAGES)
     assert client.handled == MESSAGES
     assert client.reads
 
 
-async def test_the_others_wait_in_their_order_and_no_more_are_read(turns: Turns) -> None:
-    client = Client(turns, seconds=LONG)
-    client.send(*MESSAGES)
-    begun = len(client.handled)
-    assert 0 < begun < 10
+async def test_the_others_wait_in_their_order_and_no_more_are_read(overload: Late) -> None:
+    client = Client(Turns(overload), seconds=LONG)
+    client.send(*MESSAGES[:2])
+    overload.loop_is_late = True
+    client.send(*MESSAGES[2:5])
+    overload.loop_is_late = False
+    client.send(*MESSAGES[5:])
+    assert client.handled == MESSAGES[:2]
     assert not client.reads
     await turn()
-    assert begun < len(client.handled) < len(MESSAGES)
+    assert 2 < len(client.handled) < len(MESSAGES)
     for _ in MESSAGES:
         await turn()
     assert client.handled == MESSAGES
     assert client.reads
 
 
-async def test_a_client_that_sends_many_small_messages_fills_no_memory(turns: Turns) -> None:
-    client = Client(turns)
-    work(2 * TICK)
+async def test_a_client_that_sends_many_small_messages_fills_no_memory(overload: Late) -> None:
+    client = Client(Turns(overload))
     sent = [number.to_bytes(4) for number in range(3 * MOST)]
+    overload.loop_is_late = True
     client.send(*sent)
     assert client.handled == sent[: 2 * MOST]
-    await turn()
+    for _ in range(MOST):
+        await turn()
     assert client.handled == sent
     assert client.reads
 
 
-async def test_no_client_waits_for_all_messages_of_another(turns: Turns) -> None:
+async def test_no_client_waits_for_all_messages_of_another(overload: Late) -> None:
+    turns = Turns(overload)
     first, second = Client(turns, seconds=LONG), Client(turns)
+    overload.loop_is_late = True
     first.send(*MESSAGES)
     second.send(*MESSAGES[:2])
-    for _ in range(3):
+    for _ in range(4):
         await turn()
     assert second.handled == MESSAGES[:2]
     assert second.reads
     assert not first.reads
 
 
-async def test_a_message_that_fails_does_not_stop_the_others(turns: Turns) -> None:
+async def test_a_message_that_fails_does_not_stop_the_others(overload: Late) -> None:
     failures: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
-    client = Client(turns)
-    work(2 * TICK)
+    client = Client(Turns(overload))
+    overload.loop_is_late = True
     client.send(b"wrong", *MESSAGES)
     assert not client.handled
-    for _ in range(3):
+    for _ in range(2 + len(MESSAGES)):
         await turn()
     assert client.handled == [b"wrong", *MESSAGES]
     assert len(failures) == 1
 
 
-async def test_a_server_collects_garbage_rarely() -> None:
+async def test_a_loop_that_works_for_long_is_late() -> None:
+    overload = Overload()
+    assert not overload.loop_is_late
+    async with overload.watching():
+        await turn()
+        work(2 * TICK)
+        assert overload.loop_is_late
+    assert not overload.loop_is_late
+
+
+async def test_complete_garbage_collections_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    complete = asyncio.Event()
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop" and info["generation"] == 2:
+            complete.set()
+
     before = gc.get_threshold()
-    async with rare_collections():
-        assert gc.get_threshold()[2] > 1_000_000
+    monkeypatch.setattr(garbage, "PERIOD", 0.05)
+    async with garbage.rare_collections():
+        assert gc.get_threshold()[:2] == before[:2]
+        assert gc.get_threshold() != before
+        gc.callbacks.append(note)
+        try:
+            async with asyncio.timeout(60):
+                await complete.wait()
+        finally:
+            gc.callbacks.remove(note)
     assert gc.get_threshold() == before
     assert gc.get_freeze_count() == 0

@@ -171,6 +171,9 @@ class Routes:
                 channel.receive(frame, since)
             except ProtocolError as error:
                 ended.set_result((4400, str(error)[:100]))
+            except Exception:  # noqa: BLE001 (a defect, which must not leave a call without an answer)
+                _log.exception("a message of a channel failed")
+                ended.set_result((1011, "a defect of the server"))
 
         direct.hand_over(self._service.turns, receive)
         gone = asyncio.create_task(socket.receive())  # the end, or a text, which is no frame
@@ -181,10 +184,11 @@ class Routes:
             code, reason = (4401, "the token was revoked") if refused.done() else (4400, "a text is no frame")
             if ended.done():
                 code, reason = ended.result()
+            ended.cancel()  # no further messages are handled
             with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # it is closed already
                 await socket.close(code, reason)
         finally:
-            ended.cancel()  # messages that wait in the inbox are dropped
+            ended.cancel()
             gone.cancel()
             refused.cancel()
             await channel.close()
@@ -202,6 +206,7 @@ class Routes:
         wanted = await _body(request, CreateRequest)
         if wanted.image is not None and wanted.recipe is not None:
             raise UsageError("give an image or a recipe, not both", remedy="name the image in the recipe")
+        self._service.overload.check(tenant, "create")
         key = request.headers.get("idempotency-key") or secrets.token_hex(16)
         call = calls.Create(
             key,

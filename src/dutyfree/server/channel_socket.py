@@ -67,8 +67,8 @@ class ChannelSocket(WebSocketsSansIOProtocol):
 
     def resume_reading(self) -> None:
         self._pauses -= 1
-        if not self._pauses and not self.transport.is_closing():
-            self.transport.resume_reading()
+        if not (self._pauses or self.read_paused or self.transport.is_closing()):
+            self.transport.resume_reading()  # read_paused: uvicorn has too many messages that are no frames
 
     def check(self, now: float) -> None:
         """End the connection if its client does not take what is sent."""
@@ -127,7 +127,7 @@ class ChannelSocket(WebSocketsSansIOProtocol):
         """From now on pass messages to this function, with when they came."""
 
         def handle(message: bytes, since: float) -> None:
-            if not self.close_sent:
+            if not (self.close_sent or self.disconnected):
                 on_message(message, since)
 
         self._inbox = Inbox(turns, self, handle)

@@ -10,7 +10,7 @@ times the delay), and the others are refused at once. Each tenant may have its s
 is refused first. It ends when for a while no call had to be refused.
 
 What counts as late is the time that a call waits, or takes beyond its own work. Long commands do not add to
-it, and count as running only for the first second.
+it, and count as running only at the beginning.
 """
 
 from __future__ import annotations
@@ -51,6 +51,9 @@ GRACE = 0.005
 
 _BUCKET = 0.1
 _BUCKETS = 10
+"""For the rate at which calls end."""
+_RUNNING = 2
+"""Buckets in which a call counts as running: for at most 0.2 s."""
 _RECENT = 32
 """Calls that are looked at to say whether most are late."""
 
@@ -88,13 +91,15 @@ class OverloadControl:
     def __init__(self) -> None:
         self._late = _Lateness(LATE)
         self._growing = _Lateness(GROWING_LATE)
+        self._waited = _Lateness(LATE)
+        """Apart from the others: what waited long may then end in time."""
         self._refused_at: float | None = None
         """When a call was last refused, or the control began; None while all calls are taken."""
         self._number = 0
-        self._running: deque[Counter[str]] = deque([Counter() for _ in range(_BUCKETS)], _BUCKETS)
+        self._running: deque[Counter[str]] = deque([Counter() for _ in range(_RUNNING)], _RUNNING)
         """Calls of each tenant that have not ended, by when they began: the latest bucket is the last."""
         self.waiting = 0
-        """Calls that have arrived and have not been looked at."""
+        """Messages that have arrived and have not been looked at. Most are calls."""
         self._count = 0
         """All that run. The sums are kept, because a refusal must cost little: there may be many."""
         self._of_tenant: Counter[str] = Counter()
@@ -108,6 +113,11 @@ class OverloadControl:
         """Whether calls may be refused now."""
         return self._refused_at is not None
 
+    def note_wait(self, seconds: float, now: float) -> None:
+        """A call waited so long until it was looked at."""
+        if self._waited.note(seconds, now, self._count + self.waiting) >= STANDING and not self.refusing:
+            self._refused_at = now
+
     def note(self, delay: float, now: float) -> None:
         """A call, or the event loop, was late by so many seconds."""
         count = self._count + self.waiting
@@ -117,20 +127,25 @@ class OverloadControl:
             self._refused_at = now
 
     def admit(self, tenant: str, now: float, waited: float = 0.0) -> bool:
-        """Whether a call of the tenant may begin that has waited so long. It then runs, until ``end``."""
+        """Whether a call of the tenant may begin that has waited so long. If so, it counts as running."""
         self._advance(now)
         if self._refused_at is not None:
-            if waited >= LATE or self._is_full(tenant):
+            if (waited >= LATE and self._of_tenant[tenant]) or self._is_full(tenant):
                 self._refused_at = now
                 return False
             if now - self._refused_at > QUIET:
                 self._refused_at = None
-                self._late.forget()
-                self._growing.forget()
+                for lateness in (self._late, self._growing, self._waited):
+                    lateness.forget()
+        self.take(tenant, now)
+        return True
+
+    def take(self, tenant: str, now: float) -> None:
+        """A call of the tenant begins. It counts as running, until ``end``."""
+        self._advance(now)
         self._running[-1][tenant] += 1
         self._count += 1
         self._of_tenant[tenant] += 1
-        return True
 
     def _is_full(self, tenant: str) -> bool:
         """Whether all that may run at once does, and the tenant has its share of it."""
@@ -138,13 +153,10 @@ class OverloadControl:
         return self._count >= most and tenants[tenant] >= most / (len(tenants) + (tenant not in tenants))
 
     def end(self, tenant: str, begun: float, now: float) -> None:
-        """A call of the tenant has ended that began then, and was admitted at about that time."""
+        """A call of the tenant has ended that began then, or was admitted a moment before."""
         self._advance(now)
         self._ended[-1] += 1
-        first = max(0, self._number - int(begun / _BUCKET))
-        if first >= _BUCKETS:
-            return
-        for age in (*range(first, -1, -1), *range(first + 1, _BUCKETS)):
+        for age in range(max(0, self._number - int(begun / _BUCKET)), _RUNNING):
             if self._running[-1 - age][tenant] > 0:
                 self._running[-1 - age][tenant] -= 1
                 self._forget(tenant, 1)
@@ -198,10 +210,14 @@ class Overload:
     def admits(self, tenant: str, call: str, since: float | None = None) -> bool:
         """Whether the call may begin that came at ``since``; ``ended`` must follow then."""
         now = perf_counter()
-        if self._control.admit(tenant, now, 0.0 if since is None else now - since) or call in NEVER:
-            return True
-        self.refused += 1
-        return False
+        waited = 0.0 if since is None else now - since
+        self._control.note_wait(waited, now)
+        if call in NEVER:
+            self._control.take(tenant, now)
+        elif not self._control.admit(tenant, now, waited):
+            self.refused += 1
+            return False
+        return True
 
     def check(self, tenant: str, call: str) -> None:
         """Raises Overloaded unless the call may begin."""
@@ -222,11 +238,10 @@ class Overload:
         now = perf_counter()
         self._control.end(tenant, begun, now)
         if isinstance(result, Observation):
-            own = sum([span.seconds for span in result.spans if span.name == "run"])
-            self._control.note(now - begun - own, now)
+            self._control.note(sum([span.seconds for span in result.spans if span.name != "run"]), now)
 
     def waits(self, more: int) -> None:
-        """So many more calls wait to be looked at, or fewer."""
+        """So many more messages wait to be looked at, or fewer."""
         self._control.waiting += more
 
     @contextlib.asynccontextmanager

@@ -61,8 +61,8 @@ _BEGIN: dict[str, Callable[[NativeSandbox, Any], Request[Any] | None]] = {
 }
 
 
-def begin(channel: Channel, number: int, call: Call, size: int, since: float) -> QuickCall | None:
-    """Begin a call that came at ``since``; None if it must go the other way, and nothing has happened."""
+def begin(channel: Channel, number: int, call: Call, size: int) -> QuickCall | None:
+    """Begin a call of a client; None if it must go the other way, and nothing has happened."""
     service, tenant = channel.service, channel.tenant
     start = _BEGIN.get(call.method)
     if start is None or size > LARGE or service.draining or not service.calls.idle:
@@ -75,21 +75,14 @@ def begin(channel: Channel, number: int, call: Call, size: int, since: float) ->
         request = start(held.sandbox, arguments)
     except (DutyfreeError, Unrunnable, ValueError, TypeError):
         return None  # the other way says what is wrong
-    return None if request is None else QuickCall(channel, number, call, arguments, held, request, since)
+    return None if request is None else QuickCall(channel, number, call, arguments, held, request)
 
 
 class QuickCall:
     """One call that was sent to its sandbox."""
 
     def __init__(
-        self,
-        channel: Channel,
-        number: int,
-        call: Call,
-        arguments: Any,
-        held: Held,
-        request: Request[Any],
-        since: float,
+        self, channel: Channel, number: int, call: Call, arguments: Any, held: Held, request: Request[Any]
     ) -> None:
         service, self._tenant = channel.service, channel.tenant
         self._service = service
@@ -103,8 +96,7 @@ class QuickCall:
         self._task: asyncio.Task[None] | None = None
         request.on_answer(self._answered)
         service.quotas.calls[self._tenant] += 1
-        self._start = since
-        service.metrics.begun()
+        self._start = service.metrics.begun()
         self._running = service.events.begin(
             call.method, label_of(call.method, arguments), self._tenant, held
         )

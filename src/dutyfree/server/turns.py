@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Protocol
 
@@ -17,6 +17,8 @@ from dutyfree.server.overload import Overload
 
 BUDGET = 0.02
 """Seconds of a turn for messages that waited for it."""
+BUDGET_REFUSING = 0.1
+"""The same while calls are refused."""
 
 MOST = 1024
 """Messages of a client that may wait. If there are more, they are small, and the first is handled at once."""
@@ -51,16 +53,23 @@ class Turns:
 
     def _go_on(self) -> None:
         """Handle messages that wait, one of each inbox in turn."""
-        until = perf_counter() + BUDGET
+        until = perf_counter() + (BUDGET_REFUSING if self.overload.refusing else BUDGET)
         try:
-            while self._waiting and (self.overload.refusing or perf_counter() < until):
-                inbox = self._waiting.popleft()
-                if inbox.has_more:
-                    self._waiting.append(inbox)
+            for inbox in self._in_turn():
                 inbox.handle_one()
+                if perf_counter() >= until:
+                    break
         finally:
             if self._waiting:
                 asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _in_turn(self) -> Iterator[Inbox]:
+        """The inboxes, each once for each of its messages."""
+        while self._waiting:
+            inbox = self._waiting.popleft()
+            if inbox.has_more:
+                self._waiting.append(inbox)
+            yield inbox
 
 
 class Inbox:
