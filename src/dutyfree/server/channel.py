@@ -118,7 +118,7 @@ class Channel:
         ):  # before anything is spent on it
             self._refuse(number)
             return
-        quick = quick_calls.begin(self, number, call, len(payload))
+        quick = quick_calls.begin(self, number, call, len(payload), since)
         if quick is None:
             self._calls[number] = RunningCall(self, number, call, len(payload))
         else:

@@ -88,11 +88,13 @@ class Metrics:
         self._running += 1
         return perf_counter()
 
-    def ended(self, call: str, tenant: str, start: float, outcome: str, result: object) -> None:
-        """A call has ended that began at ``start``."""
-        self._overload.ended(tenant, start, result)
+    def ended(
+        self, call: str, tenant: str, start: float, outcome: str, result: object, waited: float = 0.0
+    ) -> None:
+        """A call has ended that began at ``start``, after it had waited for so many seconds."""
+        self._overload.ended(tenant, start, result, waited)
         self._end_one()
-        self._count(call, outcome, perf_counter() - start)
+        self._count(call, outcome, perf_counter() - start + waited)
 
     def _count(self, call: str, outcome: str, seconds: float) -> None:
         found = self._series.get((call, outcome))

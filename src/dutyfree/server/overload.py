@@ -32,6 +32,8 @@ STANDING = 0.3
 GROWING_LATE = 0.02
 GROWING = 0.06
 """The same two for a queue that has grown in that time."""
+WAITED = 0.1
+"""Seconds for which most calls must have waited until they were looked at."""
 MOST = 0.7
 """The share of calls that are most of them."""
 DELAY = 0.005
@@ -85,14 +87,34 @@ class _Lateness:
         self._since = None
 
 
+class _Waits:
+    """Whether calls wait for long until they are looked at, and not only those of one burst."""
+
+    def __init__(self) -> None:
+        self._recent: deque[bool] = deque(maxlen=_RECENT)
+        self._since: float | None = None
+
+    def note(self, seconds: float, now: float) -> bool:
+        """A call waited so long. Returns whether a queue stands: it came when others waited already."""
+        self._recent.append(seconds >= LATE)
+        if sum(self._recent) < MOST * len(self._recent):
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        return self._since is not None and now - self._since >= WAITED and now - seconds >= self._since
+
+    def forget(self) -> None:
+        self._recent.clear()
+        self._since = None
+
+
 class OverloadControl:
     """Decides which calls begin. It has no clock: callers say what time it is."""
 
     def __init__(self) -> None:
         self._late = _Lateness(LATE)
         self._growing = _Lateness(GROWING_LATE)
-        self._waited = _Lateness(LATE)
-        """Apart from the others: what waited long may then end in time."""
+        self._waits = _Waits()
         self._refused_at: float | None = None
         """When a call was last refused, or the control began; None while all calls are taken."""
         self._number = 0
@@ -115,7 +137,7 @@ class OverloadControl:
 
     def note_wait(self, seconds: float, now: float) -> None:
         """A call waited so long until it was looked at."""
-        if self._waited.note(seconds, now, self._count + self.waiting) >= STANDING and not self.refusing:
+        if self._waits.note(seconds, now) and self._refused_at is None:
             self._refused_at = now
 
     def note(self, delay: float, now: float) -> None:
@@ -135,7 +157,7 @@ class OverloadControl:
                 return False
             if now - self._refused_at > QUIET:
                 self._refused_at = None
-                for lateness in (self._late, self._growing, self._waited):
+                for lateness in (self._late, self._growing, self._waits):
                     lateness.forget()
         self.take(tenant, now)
         return True
@@ -233,12 +255,13 @@ class Overload:
             retry_after=1.0,
         )
 
-    def ended(self, tenant: str, begun: float, result: object) -> None:
+    def ended(self, tenant: str, begun: float, result: object, waited: float = 0.0) -> None:
         """A call has ended that began then, as ``time.perf_counter`` and the event loop count."""
         now = perf_counter()
         self._control.end(tenant, begun, now)
         if isinstance(result, Observation):
-            self._control.note(sum([span.seconds for span in result.spans if span.name != "run"]), now)
+            late = sum([span.seconds for span in result.spans if span.name != "run"])
+            self._control.note(waited + late, now)
 
     def waits(self, more: int) -> None:
         """So many more messages wait to be looked at, or fewer."""

@@ -61,8 +61,8 @@ _BEGIN: dict[str, Callable[[NativeSandbox, Any], Request[Any] | None]] = {
 }
 
 
-def begin(channel: Channel, number: int, call: Call, size: int) -> QuickCall | None:
-    """Begin a call of a client; None if it must go the other way, and nothing has happened."""
+def begin(channel: Channel, number: int, call: Call, size: int, since: float) -> QuickCall | None:
+    """Begin a call that came at ``since``; None if it must go the other way, and nothing has happened."""
     service, tenant = channel.service, channel.tenant
     start = _BEGIN.get(call.method)
     if start is None or size > LARGE or service.draining or not service.calls.idle:
@@ -75,14 +75,21 @@ def begin(channel: Channel, number: int, call: Call, size: int) -> QuickCall | N
         request = start(held.sandbox, arguments)
     except (DutyfreeError, Unrunnable, ValueError, TypeError):
         return None  # the other way says what is wrong
-    return None if request is None else QuickCall(channel, number, call, arguments, held, request)
+    return None if request is None else QuickCall(channel, number, call, arguments, held, request, since)
 
 
 class QuickCall:
     """One call that was sent to its sandbox."""
 
     def __init__(
-        self, channel: Channel, number: int, call: Call, arguments: Any, held: Held, request: Request[Any]
+        self,
+        channel: Channel,
+        number: int,
+        call: Call,
+        arguments: Any,
+        held: Held,
+        request: Request[Any],
+        since: float,
     ) -> None:
         service, self._tenant = channel.service, channel.tenant
         self._service = service
@@ -97,6 +104,7 @@ class QuickCall:
         request.on_answer(self._answered)
         service.quotas.calls[self._tenant] += 1
         self._start = service.metrics.begun()
+        self._waited = self._start - since
         self._running = service.events.begin(
             call.method, label_of(call.method, arguments), self._tenant, held
         )
@@ -208,7 +216,7 @@ class QuickCall:
         else:
             service.events.fail(self._running, error)
             outcome = verdict(error) if isinstance(error, Exception) else "cancelled"
-        service.metrics.ended(method, self._tenant, self._start, outcome, found)
+        service.metrics.ended(method, self._tenant, self._start, outcome, found, self._waited)
         if isinstance(error, Exception):
             service.calls.note_failure(method, self._origin, error, perf_counter() - self._start)
 
