@@ -63,49 +63,52 @@ NEVER = frozenset(("release", "keep_alive", "process_kill", "process_signal", "f
 """Calls that are never refused: they end something, or keep it."""
 
 
-class _Lateness:
-    """Since when most calls are late by more than a limit, and not fewer are under way."""
+class _Window:
+    """Since when most calls are late by more than a limit."""
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
         self._recent: deque[bool] = deque(maxlen=_RECENT)
-        self._since: float | None = None
-        self.count = 0
-        """How many calls were under way then."""
+        self.since: float | None = None
 
-    def note(self, delay: float, now: float, count: int) -> float:
-        """A call was late by so much, and ``count`` are under way. Returns for how many seconds it is so."""
+    def note(self, delay: float, now: float) -> float | None:
+        """A call was late by so much. Returns since when most are, if they are."""
         self._recent.append(delay >= self._limit)
         if sum(self._recent) < MOST * len(self._recent):
-            self._since = None
-        elif self._since is None or FEW < count < self.count:
-            self._since, self.count = now, count
-        return 0.0 if self._since is None else now - self._since
+            self.since = None
+        elif self.since is None:
+            self.since = now
+        return self.since
 
     def forget(self) -> None:
         self._recent.clear()
-        self._since = None
+        self.since = None
 
 
-class _Waits:
-    """Whether calls wait for long until they are looked at, and not only those of one burst."""
+class _Lateness(_Window):
+    """The same, while not fewer calls are under way than at the beginning."""
 
-    def __init__(self) -> None:
-        self._recent: deque[bool] = deque(maxlen=_RECENT)
-        self._since: float | None = None
+    count = 0
+    """How many were under way then."""
 
-    def note(self, seconds: float, now: float) -> bool:
+    def note_among(self, count: int, delay: float, now: float) -> float:
+        """A call was late by so much, and ``count`` are under way. Returns for how many seconds it is so."""
+        since = self.note(delay, now)
+        if since is None:
+            return 0.0
+        if since == now or FEW < count < self.count:
+            self.since, self.count = now, count
+            return 0.0
+        return now - since
+
+
+class _Waits(_Window):
+    """The same for calls that wait until they are looked at."""
+
+    def stand(self, seconds: float, now: float) -> bool:
         """A call waited so long. Returns whether a queue stands: it came when others waited already."""
-        self._recent.append(seconds >= LATE)
-        if sum(self._recent) < MOST * len(self._recent):
-            self._since = None
-        elif self._since is None:
-            self._since = now
-        return self._since is not None and now - self._since >= WAITED and now - seconds >= self._since
-
-    def forget(self) -> None:
-        self._recent.clear()
-        self._since = None
+        since = self.note(seconds, now)
+        return since is not None and now - since >= WAITED and now - seconds >= since
 
 
 class OverloadControl:
@@ -114,7 +117,7 @@ class OverloadControl:
     def __init__(self) -> None:
         self._late = _Lateness(LATE)
         self._growing = _Lateness(GROWING_LATE)
-        self._waits = _Waits()
+        self._waits = _Waits(LATE)
         self._refused_at: float | None = None
         """When a call was last refused, or the control began; None while all calls are taken."""
         self._number = 0
@@ -137,14 +140,14 @@ class OverloadControl:
 
     def note_wait(self, seconds: float, now: float) -> None:
         """A call waited so long until it was looked at."""
-        if self._waits.note(seconds, now) and self._refused_at is None:
+        if self._waits.stand(seconds, now) and self._refused_at is None:
             self._refused_at = now
 
     def note(self, delay: float, now: float) -> None:
         """A call, or the event loop, was late by so many seconds."""
         count = self._count + self.waiting
-        stands = self._late.note(delay, now, count) >= STANDING
-        grows = self._growing.note(delay, now, count) >= GROWING
+        stands = self._late.note_among(count, delay, now) >= STANDING
+        grows = self._growing.note_among(count, delay, now) >= GROWING
         if self._refused_at is None and (stands or (grows and count > max(BURST, self._growing.count))):
             self._refused_at = now
 
