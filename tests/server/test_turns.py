@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from websockets.asyncio.client import connect
+from websockets.typing import Subprotocol
 
 from dutyfree.server import garbage
 from dutyfree.server.overload import TICK, Overload
 from dutyfree.server.turns import BUDGET, MOST, Inbox, Turns
+from dutyfree.wire import codec, frames
+from dutyfree.wire.frames import Call, Kind
+from tests.awaiting import until
+from tests.server.in_process import served
 
 
 async def turn() -> None:
@@ -129,6 +137,45 @@ async def test_a_message_that_fails_does_not_stop_the_others(overload: Late) -> 
         await turn()
     assert client.handled == [b"wrong", *MESSAGES]
     assert len(failures) == 1
+
+
+def connected(address: str) -> connect:
+    protocols = [Subprotocol(frames.PROTOCOL)]
+    return connect(f"ws://{address}{frames.PATH}", subprotocols=protocols, compression=None, proxy=None)
+
+
+def call(number: int) -> bytes:
+    return frames.HEAD.pack(Kind.CALL, number) + codec.encode(Call("none", "", msgspec.Raw(codec.encode({}))))
+
+
+@pytest.mark.native
+async def test_whole_and_fragmented_messages_of_a_channel_keep_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Overload, "loop_is_late", True)
+    async with served(tmp_path) as (_, address), connected(address) as client:
+        for number in range(50):
+            message = call(number)
+            await client.send(message if number % 3 else [message[:7], message[7:]])
+        async with asyncio.timeout(60):
+            answers = [await client.recv(decode=False) for _ in range(50)]
+        assert [frames.HEAD.unpack_from(answer)[1] for answer in answers] == list(range(50))
+
+
+@pytest.mark.native
+async def test_messages_of_a_client_that_is_gone_do_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Overload, "loop_is_late", True)
+    async with served(tmp_path) as (service, address):
+        async with connected(address) as client:
+            for number in range(3000):
+                await client.send(call(number))
+            client.transport.abort()
+        async with connected(address) as other, asyncio.timeout(60):
+            await other.send(call(1))
+            await other.recv()
+        await until(lambda: not service.overload._control.waiting and not service.quotas.calls.total())
 
 
 async def test_a_loop_that_works_for_long_is_late() -> None:
